@@ -6,8 +6,10 @@ import struct
 import numpy as np
 
 
-def idx(array):
-    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
+def idx(array, code=8):
+    """An idx file's bytes; code: of the type of its values, 8 for bytes."""
+    header = struct.pack(f">BBBB{array.ndim}I", 0, 0, code, array.ndim, *array.shape)
+    return header + array.astype(array.dtype.newbyteorder(">")).tobytes()
 
 
 def write(folder, num_train=48, num_test=12):

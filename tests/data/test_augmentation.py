@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import trainings
+import values
 from draws import GivenDraws
 from PIL import Image, ImageEnhance, ImageOps
 
@@ -30,11 +31,6 @@ def photos(count, shape, seed=0):
     images = np.clip(images + rng.normal(0, 9, images.shape), 0, 255).astype(np.uint8)
     images[-1] = 90
     return images
-
-
-def run(function, *args):
-    with tf.Graph().as_default(), v1.Session() as session:
-        return session.run(function(*args))
 
 
 def pillow(image):
@@ -78,7 +74,7 @@ def test_randaugment_is_pillows_operation_by_operation(shape, magnitude):
     # One operation, and Identity after it.
     numbers = [[(colours.OPERATIONS.index(name) + 0.5) / 14, 0.5 - sign / 4, 0, 0] for name, sign, _ in cases]
     chosen = images[[k for *_, k in cases]]
-    found = run(lambda: colours.randaugment(tf.constant(chosen), GivenDraws(numbers), magnitude))
+    found = values.of(lambda: colours.randaugment(tf.constant(chosen), GivenDraws(numbers), magnitude))
     for result, (name, sign, k) in zip(found, cases, strict=True):
         expected = operation(name, sign * magnitude / 30, shape[1], shape[0])(pillow(images[k]))
         differences = np.abs(result.reshape(shape) - np.asarray(expected).reshape(shape))
@@ -89,7 +85,7 @@ def test_randaugment_is_pillows_operation_by_operation(shape, magnitude):
 
 def test_colours_change_in_a_random_order_as_pillows():
     images = photos(40, (20, 24, 3))
-    found = run(lambda: colours.color_jitter(tf.constant(images), GivenDraws(NUMBERS), 0.4))
+    found = values.of(lambda: colours.color_jitter(tf.constant(images), GivenDraws(NUMBERS), 0.4))
     kinds = [ImageEnhance.Brightness, ImageEnhance.Color, ImageEnhance.Contrast]
     orders = [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)]
     for result, image, numbers in zip(found, images, NUMBERS, strict=True):
@@ -114,7 +110,7 @@ def box(numbers, height, width, shares, ratios, most):
 @pytest.mark.parametrize(("height", "width", "least"), [(28, 28, 0.08), (24, 40, 0.95)])
 def test_crops_are_resized_as_pillows(height, width, least):
     images = photos(40, (height, width, 3))
-    found = run(lambda: augmentation.random_resized_crop(tf.constant(images), GivenDraws(NUMBERS), least))
+    found = values.of(lambda: augmentation.random_resized_crop(tf.constant(images), GivenDraws(NUMBERS), least))
     fallbacks = 0
     for result, image, numbers in zip(found, images, NUMBERS, strict=True):
         chosen = box(numbers, height, width, (least, 1), (3 / 4, 4 / 3), (height, width))
@@ -130,7 +126,7 @@ def test_crops_are_resized_as_pillows(height, width, least):
 
 def test_a_rectangle_of_some_images_is_erased():
     images = photos(40, (20, 30, 3)).astype(np.float32) + 1
-    found = run(lambda: augmentation.random_erasing(tf.constant(images), GivenDraws(NUMBERS), 0.5))
+    found = values.of(lambda: augmentation.random_erasing(tf.constant(images), GivenDraws(NUMBERS), 0.5))
     for result, image, numbers in zip(found, images.copy(), NUMBERS, strict=True):
         chosen = box(numbers, 20, 30, (0.02, 0.33), (1 / 3.3, 1 / 0.3), (19, 29))
         if chosen and numbers[0] < 0.5:
@@ -143,11 +139,11 @@ def test_a_rectangle_of_some_images_is_erased():
 @pytest.mark.parametrize("alpha", [0.1, 0.2, 1.0, 3.0, 100.0])
 def test_shares_are_quantiles_of_the_beta_distribution(alpha):
     lower = np.linspace(0, 0.5, 401).astype(np.float32)
-    found = run(lambda: augmentation.beta(tf.constant(lower), alpha))
-    shares = run(lambda: tf.math.betainc(np.float64(alpha), np.float64(alpha), found.astype(np.float64)))
+    found = values.of(lambda: augmentation.beta(tf.constant(lower), alpha))
+    shares = values.of(lambda: tf.math.betainc(np.float64(alpha), np.float64(alpha), found.astype(np.float64)))
     np.testing.assert_allclose(shares, lower, atol=1e-5)
     np.testing.assert_allclose(
-        run(lambda: augmentation.beta(tf.constant(1 - lower[1:]), alpha)), 1 - found[1:], atol=1e-6
+        values.of(lambda: augmentation.beta(tf.constant(1 - lower[1:]), alpha)), 1 - found[1:], atol=1e-6
     )
 
 
@@ -162,7 +158,7 @@ def test_neighbours_and_their_labels_are_mixed(alphas):
         workload = Workload("mixed", None, lambda features, training: features)
         return pixels, mixed_labels, towers.tower_loss(workload, tf.constant(logits), mixed_labels, tf.float64)[1]
 
-    pixels, _, loss = run(mixed)
+    pixels, _, loss = values.of(mixed)
     soft = np.zeros([40, 3])
     for i, (result, numbers) in enumerate(zip(pixels, np.repeat(NUMBERS[::2], 2, axis=0), strict=True)):
         other, share, expected = i ^ 1, numbers[0], images[i].copy()  # Beta(1, 1) is uniform
@@ -182,7 +178,9 @@ def test_neighbours_and_their_labels_are_mixed(alphas):
     logs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     np.testing.assert_allclose(loss, -np.mean(np.sum(soft * logs, axis=1)), rtol=1e-6)
     whole = images.astype(np.uint8)
-    of_whole = run(lambda: augmentation.mixed(tf.constant(whole), tf.constant(labels), GivenDraws(NUMBERS), alphas)[0])
+    of_whole = values.of(
+        lambda: augmentation.mixed(tf.constant(whole), tf.constant(labels), GivenDraws(NUMBERS), alphas)[0]
+    )
     np.testing.assert_array_equal(of_whole, pixels)
 
 

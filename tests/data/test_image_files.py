@@ -1,37 +1,39 @@
-"""Folders of images: the splits, the classes and the groups that are found, and one line for each mistake."""
+"""Images in folders: splits, classes and groups; classes in a table or in names, as Kaggle lays them out; mistakes."""
 
 import os
-import pathlib
 
+import numpy as np
 import pytest
 
 from tower_train import errors
 from tower_train.data.image_files import find
 
 CLASSES = ("a b", "blåbær", "cat")
+# Three classes in train and in test, two images of each of three patients and of one patient.
+BOTH = [f"{split}/{name}/patient {i // 2}-{i}{('.png', '.jpg', '.JPEG')[i % 3]}"
+        for split, count in (("train", 6), ("test", 2)) for name in CLASSES for i in range(count)]  # fmt: skip
+TRAIN = BOTH[:18]
 
 
-def make(root, *names):
+def make(root, *names, **tables):
+    """Makes empty files, and tables/NAME.csv, in a folder."""
+    root.mkdir(exist_ok=True)
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch()
+    for name, text in tables.items():
+        (root / f"{name}.csv").write_text(text)
     return root
 
 
 @pytest.fixture
 def root(tmp_path):
-    """train and test with three classes, two images each of three and of one patients."""
-    names = [f"{split}/{name}/patient {i // 2}-{i}{('.png', '.jpg', '.JPEG')[i % 3]}"
-             for split, count in (("train", 6), ("test", 2)) for name in CLASSES for i in range(count)]  # fmt: skip
-    return make(tmp_path / "data", *names)
+    return make(tmp_path / "data", *BOTH)
 
 
-def without_test(root):
-    (root / "test").rename(root.parent / "elsewhere")
-
-
-def with_a_class(split):
-    return lambda root: make(root / split / "dog", "1.jpg")
+@pytest.fixture
+def train_only(tmp_path):
+    return make(tmp_path / "data", *TRAIN)
 
 
 @pytest.mark.parametrize("name", ["val", "valid", "validation"])
@@ -39,36 +41,40 @@ def test_there_are_three_splits(root, name):
     """Folders for validation are not tested on, and what is not there is None."""
     assert find(root, "validation") is None
     make(root / name, *(f"{each}/{i}.png" for each in CLASSES for i in (1, 2)), "cat/3.png")
-    assert {split: len(find(root, split).names) for split in ("train", "validation", "test")} == {
-        "train": 18, "validation": 7, "test": 6,
-    }  # fmt: skip
-    assert find(root, "validation").split == name
-    without_test(root)
+    found = {split: find(root, split) for split in ("train", "validation", "test")}
+    assert [len(listing.names) for listing in found.values()] == [18, 7, 6]
+    assert [listing.split for listing in found.values()] == ["train", name, "test"]
+    assert [found["validation"].paths()[i] for i in (0, -1)] == [
+        f"{root}/{name}/{each}" for each in ("a b/1.png", "cat/3.png")
+    ]
+    np.testing.assert_array_equal(found["validation"].labels, [0, 0, 1, 1, 2, 2, 2])
+    (root / "test").rename(root.parent / "elsewhere")
     assert find(root, "test") is None
 
 
-def test_a_fraction_is_set_aside_by_groups(root):
+def test_a_fraction_is_set_aside_by_groups(train_only):
     """A patient's images are in all three classes."""
-    without_test(root)
-    train, aside = (find(root, split, 0.3, r"patient \d+", seed=1) for split in ("train", "validation"))
-    assert sorted(train.names + aside.names) == sorted(find(root, "train").names)
-    patients = [{os.path.basename(name).split("-")[0] for name in listing.names} for listing in (train, aside)]
+
+    def aside(seed, pattern=r"patient \d+"):
+        return find(train_only, "validation", 0.3, pattern, seed).names
+
+    kept = find(train_only, "train", 0.3, r"patient \d+", seed=1).names
+    assert sorted(kept + aside(1)) == sorted(find(train_only, "train").names)
+    patients = [{os.path.basename(name).split("-")[0] for name in names} for names in (kept, aside(1))]
     assert not patients[0] & patients[1] and len(patients[0] | patients[1]) == 3
-    assert len(aside.names) == 6, "three patients of six images each: one holds 0.3 of all"
-    chosen = {find(root, "validation", 0.3, r"patient \d+", seed).names for seed in range(20)}
-    assert len(chosen) == 3, "every patient's turn comes with some seed"
-    assert find(root, "validation", 0.3, r"patient \d+", seed=1).names == aside.names
-    assert set(find(root, "validation", 0.3, r"patient (\d)", seed=1).names) in [set(names) for names in chosen]
+    assert len(aside(1)) == 6, "three patients of six images each: one holds 0.3 of all"
+    assert len({aside(seed) for seed in range(20)}) == 3, "every patient's turn comes with some seed"
+    assert aside(1, r"patient (\d)") in {aside(seed) for seed in range(20)}, "a bracket is the group"
 
 
 def test_class_folders_may_lie_in_the_directory_itself(root):
-    names, notice = find(root / "train", "train").names, find(root / "train", "train").notice
-    assert names == find(root, "train").names
-    assert notice == f"{root}/train is one of the splits in {root}. To use them all give --data_dir={root}."
-    without_test(root)
+    listing = find(root / "train", "train")
+    assert listing.names == find(root, "train").names
+    assert listing.notice == f"{root}/train is one of the splits in {root}. To use them all give --data_dir={root}."
+    (root / "test").rename(root.parent / "elsewhere")
     assert find(root / "train", "train").notice == ""
     train, aside = (find(root / "train", split, 0.4, seed=3).names for split in ("train", "validation"))
-    assert sorted(train + aside) == sorted(names) and len(aside) == 8
+    assert sorted(train + aside) == sorted(listing.names) and len(aside) == 8
 
 
 def test_hidden_files_and_other_types_are_passed_over_and_counted(root):
@@ -80,57 +86,118 @@ def test_hidden_files_and_other_types_are_passed_over_and_counted(root):
     assert listing.notice == f"Passed over in {root}/train: {counts}."
 
 
-def test_the_fingerprint_follows_names_and_sizes(root):
-    first, path = find(root, "train").fingerprint(), root / "train" / "cat" / "patient 0-0.png"
-    os.utime(path, (0, 0))
-    assert find(root, "train").fingerprint() == first
-    path.write_text("x")
-    assert len({first, second := find(root, "train").fingerprint()}) == 2
-    path.rename(path.with_name("patient 9-0.png"))
-    assert find(root, "train").fingerprint() not in (first, second)
+def classes(root, labels, split="train", **options):
+    """Returns {file's name: class} of a split, and the notice."""
+    listing = find(root, split, labels=labels, **options)
+    pairs = zip(listing.names, listing.labels, strict=True)
+    return {name: listing.class_names[label] for name, label in pairs}, listing.notice
+
+
+def test_dogs_vs_cats_needs_one_option_which_the_message_names(tmp_path):
+    """train/cat.0.jpg, and test1/1.jpg of unknown class."""
+    make(tmp_path, "train/cat.0.jpg", "train/cat.1.jpg", "train/dog.0.jpg", "train/dog.10.jpg", "test1/1.jpg")
+    with pytest.raises(errors.LayoutError, match=r"named by class \(cat, dog, ...\), give --labels=names. Expected:"):
+        find(tmp_path, "train")
+    found, notice = classes(tmp_path, "names")
+    assert found == {"cat.0.jpg": "cat", "cat.1.jpg": "cat", "dog.0.jpg": "dog", "dog.10.jpg": "dog"}
+    assert notice == f"--labels=names: 1 images without a class in {tmp_path} left out."
+    assert find(tmp_path, "test", labels="names") is None
+    assert len(classes(tmp_path, "names", "validation", validation_fraction=0.5)[0]) == 2
+
+
+@pytest.mark.parametrize("test", ["test/f.jpg", "test/a.jpg"])
+def test_dog_breed_needs_one_option_which_the_message_names(tmp_path, test):
+    """labels.csv of id and breed beside train/ID.jpg; CIFAR-10's test images have the ids of those in train."""
+    make(
+        tmp_path, "train/a.jpg", "train/b.jpg", "train/c.jpg", test, labels="id,breed\na,boxer\nb,pug\nc,boxer\nd,pug\n"
+    )
+    with pytest.raises(errors.LayoutError, match="If labels.csv holds the classes, give --labels=labels.csv. Expected"):
+        find(tmp_path, "train")
+    found, notice = classes(tmp_path, "labels.csv")
+    assert found == {"a.jpg": "boxer", "b.jpg": "pug", "c.jpg": "boxer"}
+    left_out = f"1 images without a class and 1 classes without their image in {tmp_path} left out."
+    assert notice == f"--labels=labels.csv: {left_out}"
+    assert find(tmp_path, "test", labels="labels.csv") is None
+
+
+def test_ham10000_needs_the_column_which_the_message_names(tmp_path):
+    """Two folders of images, and a table of which the second column names them. Unpacked twice, each counts once."""
+    make(tmp_path, "HAM10000_images_part_1/I0.jpg", "HAM10000_images_part_2/I1.jpg", "ham10000_images_part_1/I0.jpg")
+    (tmp_path / "HAM10000_metadata.csv").write_bytes(b"\xef\xbb\xbflesion_id,image_id,dx\r\nH0,I0,bkl\r\nH0,I1,nv\r\n")
+    (tmp_path / "ham10000_images_part_1/I0.jpg").rename(tmp_path / "ham10000_images_part_1/I0 copy.jpg")
+    assert "if it holds the classes, give --labels=HAM10000_metadata.csv" in find(tmp_path, "train").notice
+    with pytest.raises(errors.ConfigError, match="Give one of: --labels=HAM10000_metadata.csv:lesion_id, .*:dx.$"):
+        find(tmp_path, "train", labels="HAM10000_metadata.csv")
+    found, _ = classes(tmp_path, "HAM10000_metadata.csv:dx")
+    assert found == {"HAM10000_images_part_1/I0.jpg": "bkl", "HAM10000_images_part_2/I1.jpg": "nv"}
+
+
+def test_a_column_of_a_table_gives_groups_that_are_not_split(tmp_path):
+    make(tmp_path, *(f"{kind}/{i}.jpg" for kind in "ab" for i in (kind + "0", kind + "1")))
+    (tmp_path / "about.csv").write_text("patient,id\np0,a0\np1,a1\np0,b0\np1,b1\n")
+    halves = [set(find(tmp_path, split, 0.5, "about.csv:patient").names) for split in ("train", "validation")]
+    assert sorted(map(sorted, halves)) == [["a/a0.jpg", "b/b0.jpg"], ["a/a1.jpg", "b/b1.jpg"]]
+    make(tmp_path, "a/a2.jpg")
+    for column, text in (("patient", "a2.jpg: .* finds no group"), ("x", "x: there is no such column. .*: --group_p")):
+        with pytest.raises(errors.UserError, match=text):
+            find(tmp_path, "train", 0.5, f"about.csv:{column}")
+
+
+def test_splits_with_classes_are_used(tmp_path):
+    make(tmp_path, *(f"{split}/{name}_{i}.png" for split in ("train", "val", "test") for name in "ab" for i in (1, 2)))
+    for split in ("train", "validation", "test"):
+        assert classes(tmp_path, "names", split)[0] == {f"{name}_{i}.png": name for name in "ab" for i in (1, 2)}
+
+
+def test_cells_may_be_blank_and_labels_may_look_like_names(tmp_path):
+    make(tmp_path, "train/1.png", "train/2.png", "train/3.png", labels="label,file\n1,1.png\n2 , 2.png\n,3.png\n")
+    assert classes(tmp_path, "labels.csv")[0] == {"1.png": "1", "2.png": "2"}
 
 
 ASIDE = dict(validation_fraction=0.5)
+TWO = ["1.jpg", "2.jpg"]
+MISTAKES = [  # files below the root, options, class of the error, words of its first line
+    ([*TRAIN, *(f"val/{name}/1.jpg" for name in CLASSES)], ASIDE, errors.ConfigError, "{root}/val is there to val"),
+    (TRAIN, ASIDE | dict(group_pattern="("), errors.ConfigError, "--group_pattern=(: no regular expression"),
+    (TRAIN, ASIDE | dict(group_pattern="x"), errors.DataError, "patient 0-0.png: --group_pattern=x finds no group"),
+    (TRAIN, ASIDE | dict(group_pattern="pat"), errors.DataError, "no images of class a b to train on, of 1 groups"),
+    (TRAIN, dict(validation_fraction=0.01), errors.DataError, " to validate on, of 18 groups"),
+    ([*BOTH, "train/dog/1.jpg"], {}, errors.DataError, "{root}/train/dog: there is no such class in {root}/test"),
+    ([*BOTH, "test/dog/1.jpg"], {}, errors.DataError, "{root}/test/dog: there is no such class in {root}/train"),
+    (None, {}, errors.DataError, "{root}: cannot be read: No such file"),
+    ([], {}, errors.LayoutError, "{root}: holds 0 class folders, and 0 images outside of them"),
+    (["1.jpg", "2.png", "list.csv"], {}, errors.LayoutError, "{root}: holds 0 class folders, and 2 images outside"),
+    (["train/1.jpg", "test/1.jpg"], {}, errors.LayoutError, "{root}/train: holds 0 class folders, and 1 images"),
+    (["images/1.jpg", "images/2.jpg"], {}, errors.LayoutError, "{root}: holds 1 class folders, and 0 images"),
+    (["a/1.jpg", "a/2.jpg", "b/deeper/1.jpg"], {}, errors.LayoutError, "b in it holds no .jpeg, .jpg, .png, .gif, .bm"),
+    ([f"below/{name}" for name in BOTH], {}, errors.DataError, "but below in it does. Give --data_dir={root}/below"),
+    ([*(f"below/{name}" for name in BOTH), "a/list.csv"], {}, errors.DataError, "but below in it does"),
+    (["train/a_1.png", "train/b_1.png", "test/new_1.png"], dict(labels="names"), errors.DataError, "is of class new"),
+    (TWO, dict(labels="none.csv"), errors.DataError, "there is no such file in"),
+    (TWO, dict(labels="two.csv:kind"), errors.DataError, "1.jpg has two classes, a and b"),
+    (TWO, dict(labels="one.csv"), errors.DataError, "finds images of 1 classes"),
+    (TWO, dict(labels="others.csv"), errors.DataError, "(file, kind) names images below"),
+    (TWO, dict(labels="two.csv:Kind"), errors.ConfigError, "such column. Give one of: --labels=two.csv:kind"),
+    (TWO, dict(labels="empty.csv"), errors.DataError, "it is no CSV file with a header"),
+    (TWO, dict(labels="names"), errors.DataError, "finds images of 0 classes"),
+    (TWO, dict(labels="uneven.csv"), errors.DataError, "row 3 of {root}/uneven.csv has 3 cells, its header 2"),
+]  # fmt: skip
+TABLES = dict(
+    two="file,kind\n1.jpg,a\n1.jpg,b\n", one="file,kind\n1.jpg,a\n2,a\n", others="file,kind\nx,a\ny,b\n", empty="",
+    uneven="file,kind\n1.jpg,a\n2.jpg,b,c\n",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(("change", "options", "text"), [
-    (lambda root: (root / "test").rename(root / "val"), ASIDE, "--validation_fraction=0.5: {root}/val is there to val"),
-    (without_test, ASIDE | dict(group_pattern="("), "--group_pattern=(: no regular expression"),
-    (without_test, ASIDE | dict(group_pattern="x"), "patient 0-0.png: --group_pattern=x finds no group"),
-    (without_test, ASIDE | dict(group_pattern="pat"), "leaves no images of class a b to train on, of 1"),
-    (without_test, dict(validation_fraction=0.01), " to validate on, of 18 groups"),
-    (with_a_class("train"), {}, "{root}/train/dog: there is no such class in {root}/test"),
-    (with_a_class("test"), {}, "{root}/test/dog: there is no such class in {root}/train"),
-    (with_a_class("test"), dict(split="test"), "{root}/test/dog: there is no such class in {root}/train"),
-    (lambda root: root.rename(root.parent / "none"), {}, "{root}: cannot be read: No such file"),
-])  # fmt: skip
-def test_splits_that_cannot_be_made_are_refused(root, change, options, text):
-    change(root)
-    with pytest.raises(errors.UserError) as raised:
+@pytest.mark.parametrize(("names", "options", "error", "words"), MISTAKES)
+def test_mistakes_are_named_and_a_wrong_layout_is_shown_with_the_right_one(tmp_path, names, options, error, words):
+    root = tmp_path / "data"
+    if names is not None:
+        make(root, *names, **(TABLES if names is TWO else {}))
+    with pytest.raises(error) as raised:
         find(root, **({"split": "train"} | options))
-    assert text.format(root=root) in str(raised.value) and "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize(("names", "text"), [
-    ([], ": holds 0 class folders, and 0 images outside of them; at least two classes are needed."),
-    (["1.jpg", "2.png", "list.csv"], ": holds 0 class folders, and 2 images outside of them"),
-    (["train/1.jpg", "test/1.jpg"], "/train: holds 0 class folders, and 1 images outside of them"),
-    (["images/1.jpg", "images/2.jpg"], ": holds 1 class folders, and 0 images"),
-    (["a/1.jpg", "a/2.jpg", "b/deeper/1.jpg"], ": b in it holds no .jpeg, .jpg, .png, .gif, .bmp, .webp file."),
-])  # fmt: skip
-def test_what_is_wrong_with_a_layout_is_said_with_the_right_one(tmp_path, names, text):
-    (tmp_path / "data").mkdir()
-    with pytest.raises(errors.LayoutError) as raised:
-        find(make(tmp_path / "data", *names), "train")
     first, *tree = str(raised.value).splitlines()
-    assert first.startswith(f"{tmp_path}/data{text}") and first.endswith("Expected:")
-    assert tree[:2] == [f"  {tmp_path}/data", "  ├── train"] and tree[2].startswith("  │   ├── cats ")
-
-
-@pytest.mark.parametrize("beside", [[], ["a/list.csv"]])
-def test_the_folder_above_the_right_one_is_told_from_it(root, beside):
-    above = make(pathlib.Path(root.parent), *beside)
-    with pytest.raises(
-        errors.DataError, match=f"^{above}: holds no images, but data in it does. Give --data_dir={root}"
-    ):
-        find(above, "train")
+    assert type(raised.value) is error and words.format(root=root) in first
+    if error is errors.LayoutError:
+        assert first.endswith("Expected:") and tree[:2] == [f"  {root}", "  ├── train"]
+    else:
+        assert not tree

