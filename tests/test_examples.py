@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import toy_workload
+import values
 
 from tower_train.errors import ConfigError, DataError, GraphError
 from tower_train.examples import DataRequest, Examples
@@ -16,8 +17,7 @@ class TestFromArrays:
     def test_examples_are_fetched_by_index(self):
         examples = Examples.from_arrays("mine", self.FEATURES, self.LABELS, ["no", "yes"])
         assert (examples.name, examples.num_examples, examples.class_names) == ("mine", 6, ("no", "yes"))
-        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-            features, labels = session.run(examples.open()(tf.constant([5, 0, 5], tf.int64)))
+        features, labels = values.fetched(examples, [5, 0, 5])
         np.testing.assert_array_equal(features, self.FEATURES[[5, 0, 5]])
         np.testing.assert_array_equal(labels, [1, 0, 1])
 
@@ -26,19 +26,6 @@ class TestFromArrays:
             features, labels = Examples.from_arrays("big", np.zeros([10_000, 20]), np.zeros(10_000)).open()(tf.range(3))
             assert (features.shape, labels.shape) == ((3, 20), (3,))
             assert len(graph.as_graph_def().SerializeToString()) < 10_000
-
-    def test_the_fingerprint_is_that_of_the_content(self):
-        features, labels = self.FEATURES, self.LABELS
-
-        def fingerprint(features, labels):
-            return Examples.from_arrays("mine", features, labels).fingerprint
-
-        nearly = features.copy()
-        nearly[3, 1] += 1e-9
-        assert fingerprint(features, labels) == fingerprint(np.asfortranarray(features), list(labels))
-        different = [(features, labels), (nearly, labels), (features, labels[::-1])]
-        different += [(features.astype(np.float32), labels), (features.reshape(6, 1, 2), labels)]
-        assert len({fingerprint(*arrays) for arrays in different}) == 5
 
     @pytest.mark.parametrize(
         ("labels", "reason"),
@@ -62,15 +49,13 @@ class TestFromArrays:
             Examples.from_arrays("mine", np.zeros(features), np.zeros(labels))
         assert str(error.value).startswith(f"mine: got features of shape {features} and labels of shape {labels};")
 
-    def test_dictionaries_and_text_come_back_as_such_with_a_fingerprint_of_their_names(self):
+    def test_dictionaries_and_text_come_back_as_such(self):
         texts = np.array(["a", "bc", "", "d", "e", "f"], object)
         examples = Examples.from_arrays("mine", {"x": self.FEATURES, "of": texts}, self.LABELS, weights=self.LABELS + 1)
         features, labels = examples.first(2)
         np.testing.assert_array_equal(features["x"], self.FEATURES[:2])
         assert features["of"].tolist() == [b"a", b"bc"]
         np.testing.assert_array_equal(labels.weights, [1, 2])
-        renamed = Examples.from_arrays("mine", {"x": self.FEATURES, "on": texts}, self.LABELS, weights=self.LABELS + 1)
-        assert renamed.fingerprint != examples.fingerprint
 
 
 ROWS, CLASSES = np.arange(12.0).reshape(6, 2), np.array([0, 1, 1, 0, 0, 1])
@@ -81,33 +66,32 @@ NUMPY = {
 }
 
 
-class TestFetchByNumpy:
-    @pytest.mark.parametrize("fetch", NUMPY.values(), ids=NUMPY)
-    def test_a_fetch_made_for_arrays_gets_arrays(self, fetch):
-        features, labels = Examples("mine", 6, lambda: fetch).first(4)
-        np.testing.assert_array_equal(features["x"] if isinstance(features, dict) else features, ROWS[:4])
-        np.testing.assert_array_equal(labels, CLASSES[:4])
-
-    def test_what_it_may_not_return_is_named_and_mistakes_are_its_own(self):
-        with pytest.raises(GraphError, match=r"mine: fetch returned numpy array float64 \(1, 2\). Let it return"):
-            Examples("mine", 6, lambda: lambda indices: ROWS[indices]).first(4)
-        with pytest.raises(NameError):
-            Examples("mine", 6, lambda: lambda indices: (tf.gather(missing, indices), 0)).first(4)  # noqa: F821
+@pytest.mark.parametrize("fetch", NUMPY.values(), ids=NUMPY)
+def test_a_fetch_made_for_arrays_gets_arrays(fetch):
+    features, labels = Examples("mine", 6, lambda: fetch).first(4)
+    np.testing.assert_array_equal(features["x"] if isinstance(features, dict) else features, ROWS[:4])
+    np.testing.assert_array_equal(labels, CLASSES[:4])
 
 
-class TestFirst:
-    @pytest.mark.parametrize("count", [1, 20, 96, 1000])
-    def test_examples_by_index(self, count):
-        examples = toy_workload.load(DataRequest("train"))
-        for found, expected in zip(examples.first(count), element_workloads.arrays("train"), strict=True):
-            np.testing.assert_array_equal(found, expected[:count])
+def test_mistakes_in_a_fetch_are_its_own():
+    with pytest.raises(GraphError, match=r"mine: fetch returned numpy array float64 \(1, 2\). Let it return"):
+        Examples("mine", 6, lambda: lambda indices: ROWS[indices]).first(4)
+    with pytest.raises(NameError):
+        Examples("mine", 6, lambda: lambda indices: (tf.gather(missing, indices), 0)).first(4)  # noqa: F821
 
-    @pytest.mark.parametrize("make", [element_workloads.in_order, element_workloads.ending_uncounted])
-    def test_examples_in_an_order_of_their_own(self, make):
-        examples = element_workloads.workload(make).examples(DataRequest("train"))
-        for count in (20, 1000):
-            for found, expected in zip(examples.first(count), element_workloads.arrays("train"), strict=True):
-                np.testing.assert_array_equal(found, expected[:count])
+
+@pytest.mark.parametrize("count", [1, 96, 1000])
+@pytest.mark.parametrize(
+    "workload",
+    [
+        toy_workload.WORKLOAD,
+        *map(element_workloads.workload, (element_workloads.in_order, element_workloads.ending_uncounted)),
+    ],
+)
+def test_the_first_examples_are_read_by_index_or_in_their_own_order(workload, count):
+    examples = workload.examples(DataRequest("train"))
+    for found, expected in zip(examples.first(count), element_workloads.arrays("train"), strict=True):
+        np.testing.assert_array_equal(found, expected[:count])
 
 
 class TestSetAside:

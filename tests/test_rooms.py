@@ -139,4 +139,3 @@ def unpickling(source):
 
 def test_no_module_unpickles_data(modules):
     assert not {name: lines for name, path in modules.items() if (lines := unpickling(path.read_text()))}
-    assert unpickling("import pickle\nnp.load(f, allow_pickle=True)\nfrom dill import load\nnp.load(f)") == [1, 3, 2]

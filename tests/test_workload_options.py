@@ -3,7 +3,9 @@
 import json
 import re
 
+import element_workloads
 import jobs
+import numpy as np
 import pytest
 
 import cifar10
@@ -64,60 +66,42 @@ def test_a_workloads_options_stand_beside_the_trainers_in_any_order(parse):
     assert (config.seed, config.num_gpus, config.workload) == (3, 2, "optional_toy")
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["--momentum=0.8"], "--momentum=0.8 needs --optimizer=momentum or muon. Give that too."),
-        (["--shift=-1"], "--shift=-1: it must be a number at least 0."),
-        (["--shft=1"], "There is no option --shft. Did you mean --shift?"),
-    ],
-)
+@pytest.mark.parametrize(("words", "text"), [
+    (["--momentum=0.8"], "--momentum=0.8 needs --optimizer=momentum or muon."),
+    (["--shift=-1"], "--shift=-1: it must be a number at least 0."),
+    (["--shft=1"], "There is no option --shft. Did you mean --shift?"),
+    (["--recipe=fra"], "--recipe=fra: workload optional has the recipes far, near."),
+    (["--recipe=far", "--shift=1"], "--recipe=far and --shift=1.0 exclude each other: the recipe has --shift=9.0."),
+    (["--workload=toy_workload", "--recipe=far"], "--recipe=far: workload toy has no recipes."),
+    (["--workload=greedy_toy"], "--workload=greedy_toy has an option --seed, as the trainer has"),
+])  # fmt: skip
 def test_mistakes_are_told_as_those_in_the_trainers_options(parse, words, text):
     with pytest.raises(errors.ConfigError) as raised:
         parse(*words)
     assert str(raised.value).startswith(text)
 
 
-class TestRecipes:
-    def test_one_is_the_options_it_names_with_all_that_suits_them(self, parse):
-        assert parse("--recipe=far", "--num_gpus=2") == parse("--shift=9", "--num_gpus=2")
-        config, options = parse("--recipe=far")
-        assert options == {"shift": 9.0}
-        assert (config.learning_rate, config.batch_size, config.epochs) == (0.5, 2, 3.0)
-
-    def test_what_the_command_line_gives_wins(self, parse):
-        config, options = parse("--batch_size=6", "--recipe=far", "--loud", "--max_steps=7", "--shift=9")
-        assert (config.learning_rate, config.batch_size, config.max_steps, config.epochs) == (0.5, 6, 7, None)
-        assert options == {"shift": 9.0, "loud": True}
-
-    @pytest.mark.parametrize(
-        ("words", "text"),
-        [
-            (["--recipe=fra"], "--recipe=fra: workload optional has the recipes far, near. Choose one of them."),
-            (["--recipe=far", "--shift=1"],
-             "--recipe=far and --shift=1.0 exclude each other: the recipe has --shift=9.0. Give one of them."),
-            (["--workload=toy_workload", "--recipe=far"],
-             "--recipe=far: workload toy has no recipes. Leave the option out."),
-        ],
-    )  # fmt: skip
-    def test_those_that_cannot_be_are_refused(self, parse, words, text):
-        with pytest.raises(errors.ConfigError) as raised:
-            parse(*words)
-        assert str(raised.value) == text
-
-    def test_those_of_cifar10_are_its_models_with_a_recipe(self):
-        own = ["minigooglenet", "resnet20", "resnet56"]
-        assert set(own) <= set(cifar10.WORKLOAD.recipes) and "convnet" not in cifar10.WORKLOAD.recipes
-        for name in own:
-            by_recipe, by_model = (
-                __main__.parse(["program", f"--{option}={name}", "--num_gpus=2"]) for option in ("recipe", "model")
-            )
-            assert by_recipe == by_model and by_recipe[0].optimizer == "momentum"
+def test_one_is_the_options_it_names_with_all_that_suits_them(parse):
+    assert parse("--recipe=far", "--num_gpus=2") == parse("--shift=9", "--num_gpus=2")
+    config, options = parse("--recipe=far")
+    assert options == {"shift": 9.0}
+    assert (config.learning_rate, config.batch_size, config.epochs) == (0.5, 2, 3.0)
 
 
-def test_an_option_that_the_trainer_has_is_refused(parse):
-    with pytest.raises(errors.ConfigError, match="--workload=greedy_toy has an option --seed, as the trainer has"):
-        parse("--workload=greedy_toy")
+def test_what_the_command_line_gives_wins(parse):
+    config, options = parse("--batch_size=6", "--recipe=far", "--loud", "--max_steps=7", "--shift=9")
+    assert (config.learning_rate, config.batch_size, config.max_steps, config.epochs) == (0.5, 6, 7, None)
+    assert options == {"shift": 9.0, "loud": True}
+
+
+def test_those_of_cifar10_are_its_models_with_a_recipe():
+    own = ["minigooglenet", "resnet20", "resnet56"]
+    assert set(own) <= set(cifar10.WORKLOAD.recipes) and "convnet" not in cifar10.WORKLOAD.recipes
+    for name in own:
+        by_recipe, by_model = (
+            __main__.parse(["program", f"--{option}={name}", "--num_gpus=2"]) for option in ("recipe", "model")
+        )
+        assert by_recipe == by_model and by_recipe[0].optimizer == "momentum"
 
 
 @pytest.mark.parametrize(("words", "rate"), [([], "0.02"), (["--shift=9"], "0.5"), (["--recipe=far"], "0.5")])
@@ -131,37 +115,27 @@ def test_help_shows_the_values_of_the_recipe(parse, capsys, words, rate):
     assert text.endswith("[2]" if rate == "0.5" else "[4]") and "(128)" not in text
 
 
-@pytest.fixture(scope="module")
-def run(modules, tmp_path_factory):
-    """A run with --shift=2 that was stopped at step 10, and what its command printed."""
-    directory = tmp_path_factory.mktemp("run") / "run"
-    words = jobs.flags(workload="optional_toy", train_dir=directory, num_gpus=2, max_steps=10, shift=2.0)
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("PYTHONPATH", str(modules))
-        done = jobs.command("tower_train", *words)
-    assert done.returncode == 0, done.stderr
-    return directory
-
-
-def train(modules, monkeypatch, directory, steps, **options):
+def test_a_run_keeps_its_options_and_evaluation_uses_them(modules, tmp_path, monkeypatch):
+    """Another value is refused on resuming, or free, as they say."""
     monkeypatch.syspath_prepend(str(modules))
-    config = Config(train_dir=str(directory), num_gpus=2, max_steps=steps, batch_size=4, learning_rate=0.02)
-    return tower_train.train("optional_toy", config, workload_options=options)
 
+    def train(steps, **options):
+        config = Config(train_dir=str(tmp_path), num_gpus=2, max_steps=steps, batch_size=4, learning_rate=0.02)
+        return tower_train.train("optional_toy", config, workload_options=options)
 
-def test_run_json_tells_the_options_and_another_value_is_refused_or_free_as_they_say(run, modules, monkeypatch):
-    assert jobs.read_json(run, "run.json")["workload_options"] == {"shift": 2.0, "loud": False}
+    train(5, shift=2.0)
+    run_json = jobs.read_json(tmp_path, "run.json")
+    assert run_json["workload_options"] == {"shift": 2.0, "loud": False}
     with pytest.raises(errors.RunError, match="--shift was 2.0, now 0.0"):
-        train(modules, monkeypatch, run, 12)
-    assert train(modules, monkeypatch, run, 12, shift=2.0, loud=True).step == 12
-
-
-def test_evaluation_uses_the_runs_options(run, modules, monkeypatch):
-    """The loss of the network with the shift is not that of the one without: so are the predictions."""
-    monkeypatch.syspath_prepend(str(modules))
-    [found] = tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir=str(run)))
-    run_json = jobs.read_json(run, "run.json")
-    (run / "run.json").write_text(json.dumps(run_json | {"workload_options": {"shift": 1e6, "loud": False}}))
-    [other] = tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir=str(run)))
-    (run / "run.json").write_text(json.dumps(run_json))
-    assert found.confusion != other.confusion
+        train(6)
+    assert train(6, shift=2.0, loud=True).step == 6
+    found = []
+    for shift in (2.0, 1e6):
+        content = run_json | {"workload_options": {"shift": shift, "loud": False}}
+        (tmp_path / "run.json").write_text(json.dumps(content))
+        found += tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir=str(tmp_path)))
+    features, labels = element_workloads.arrays("test")
+    for shift, evaluation in zip((2.0, 1e6), found, strict=True):
+        predicted = np.argmax(jobs.toy_logits(jobs.variables(tmp_path), features + shift), axis=1)
+        assert evaluation.metrics["precision @ 1"].mean == pytest.approx(np.mean(predicted == labels))
+    assert found[0].confusion != found[1].confusion
