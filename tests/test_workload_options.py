@@ -81,7 +81,7 @@ def test_mistakes_are_told_as_those_in_the_trainers_options(parse, words, text):
     assert str(raised.value).startswith(text)
 
 
-def test_one_is_the_options_it_names_with_all_that_suits_them(parse):
+def test_a_recipe_is_the_options_it_names_with_all_that_suits_them(parse):
     assert parse("--recipe=far", "--num_gpus=2") == parse("--shift=9", "--num_gpus=2")
     config, options = parse("--recipe=far")
     assert options == {"shift": 9.0}
@@ -94,7 +94,7 @@ def test_what_the_command_line_gives_wins(parse):
     assert options == {"shift": 9.0, "loud": True}
 
 
-def test_those_of_cifar10_are_its_models_with_a_recipe():
+def test_the_recipes_of_cifar10_are_its_models_with_a_recipe():
     own = ["minigooglenet", "resnet20", "resnet56"]
     assert set(own) <= set(cifar10.WORKLOAD.recipes) and "convnet" not in cifar10.WORKLOAD.recipes
     for name in own:

@@ -6,16 +6,10 @@ import tracemalloc
 import numpy as np
 import pytest
 import tensorflow as tf
+import values
 
 from cifar10 import records
 from tower_train import errors
-
-
-def _write(path, labels, seed=0):
-    """Writes one record of random pixels a label; returns the pixels as uint8 [n, 3, 32, 32]."""
-    pixels = np.random.default_rng(seed).integers(0, 256, [len(labels), 3072], np.uint8)
-    np.column_stack([np.asarray(labels, np.uint8), pixels]).tofile(path)
-    return pixels.reshape(-1, 3, 32, 32)
 
 
 def test_pixel_and_label_lie_where_the_format_puts_them(tmp_path):
@@ -31,23 +25,26 @@ def test_pixel_and_label_lie_where_the_format_puts_them(tmp_path):
 
 @pytest.mark.parametrize("counts", [[1], [3, 1, 2], [999, 1000, 1001], [2500]])
 def test_files_of_any_length_follow_one_another(tmp_path, counts):
+    stored = np.random.default_rng(0).integers(0, 256, [sum(counts), 3073], np.uint8)
+    stored[:, 0] %= 10
     paths = [tmp_path / f"{i}.bin" for i in range(len(counts))]
-    labels = [np.arange(count) % 10 for count in counts]
-    pixels = [_write(path, values, seed) for seed, (path, values) in enumerate(zip(paths, labels, strict=True))]
+    for path, part in zip(paths, np.split(stored, np.cumsum(counts)[:-1]), strict=True):
+        part.tofile(path)
     read = records.read(paths)
-    np.testing.assert_array_equal(read.labels, np.concatenate(labels))
-    np.testing.assert_array_equal(read.images, np.concatenate(pixels).transpose(0, 2, 3, 1))
+    np.testing.assert_array_equal(read.labels, stored[:, 0])
+    np.testing.assert_array_equal(read.images, stored[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
 
 
-def test_splits_are_the_published_files(cifar10_dir):
-    train, test = (records.read_split(cifar10_dir, split) for split in ("train", "test"))
-    expected = b"".join((cifar10_dir / f"data_batch_{i}.bin").read_bytes()[::3073] for i in range(1, 6))
-    assert bytes(train.labels.astype(np.uint8)) == expected
-    assert bytes(test.labels.astype(np.uint8)) == (cifar10_dir / "test_batch.bin").read_bytes()[::3073]
-
-
-def _shorten(path):
-    path.write_bytes(path.read_bytes()[: 2 * 3073 + 100])
+def test_examples_are_those_of_the_published_files_by_index(cifar10_dir):
+    for split, names in (("train", [f"data_batch_{i}.bin" for i in range(1, 6)]), ("test", ["test_batch.bin"])):
+        stored = np.concatenate([np.fromfile(cifar10_dir / name, np.uint8) for name in names]).reshape(-1, 3073)
+        examples, indices = records.examples(cifar10_dir, split, "small"), [len(stored) - 1, 0, 31, 31]
+        images, labels = values.fetched(examples, indices)
+        np.testing.assert_array_equal(images, stored[indices, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+        np.testing.assert_array_equal(labels, stored[indices, 0])
+        assert labels.dtype == np.int32
+        assert (examples.name, examples.num_examples) == (f"small {split}", len(stored))
+        np.testing.assert_array_equal(examples.labels, stored[:, 0])
 
 
 def _spoil_label(path):
@@ -64,7 +61,7 @@ def _replace_by_folder(path):
 @pytest.mark.parametrize(
     "damage, text",
     [
-        (_shorten, "record 2 at byte offset 6146 is cut off after 100 bytes.*has 3073"),
+        (lambda path: path.write_bytes(bytes(2 * 3073 + 100)), "record 2 at byte offset 6146 is cut off after 100 by"),
         (_spoil_label, "record 1003 at byte offset 3082219 has label 10; labels are 0 to 9"),
         (lambda path: path.write_bytes(b""), "is empty; expected at least one record of 3073 bytes"),
         (pathlib.Path.unlink, "cannot be read: No such file"),
@@ -72,25 +69,13 @@ def _replace_by_folder(path):
     ],
 )
 def test_damage_is_told_with_its_place(tmp_path, damage, text):
-    for name in ("data_batch_1.bin", "data_batch_2.bin"):
-        _write(tmp_path / name, np.zeros(1200))
-    damage(tmp_path / "data_batch_2.bin")
-    with pytest.raises(errors.DataError, match=f"^{tmp_path}/data_batch_2.bin: .*{text}") as raised:
-        records.read([tmp_path / "data_batch_1.bin", tmp_path / "data_batch_2.bin"])
+    paths = [tmp_path / "data_batch_1.bin", tmp_path / "data_batch_2.bin"]
+    for path in paths:
+        path.write_bytes(bytes(1200 * 3073))
+    damage(paths[1])
+    with pytest.raises(errors.DataError, match=f"^{paths[1]}: .*{text}") as raised:
+        records.read(paths)
     assert "\n" not in str(raised.value)
-
-
-def test_fingerprint_follows_every_byte_and_the_order_of_files(tmp_path):
-    paths = [tmp_path / "a.bin", tmp_path / "b.bin"]
-    for seed, path in enumerate(paths):
-        _write(path, [1, 2, 3], seed)
-    fingerprint = records.read(paths).fingerprint
-    assert len(fingerprint) == 16 and records.read(paths).fingerprint == fingerprint
-    assert records.read(paths[::-1]).fingerprint != fingerprint
-    data = bytearray(paths[1].read_bytes())
-    data[-1] ^= 1
-    paths[1].write_bytes(data)
-    assert records.read(paths).fingerprint != fingerprint
 
 
 @pytest.mark.parametrize(
@@ -109,39 +94,17 @@ def test_class_names_come_from_the_file_where_it_names_ten(tmp_path, content, ow
     assert records.class_names(tmp_path) == expected
 
 
-def test_examples_are_fetched_by_index_in_a_dataset_graph(cifar10_dir):
-    examples = records.examples(cifar10_dir, "train", "small")
-    stored = np.concatenate([np.fromfile(cifar10_dir / name, np.uint8) for name in records.FILES["train"]])
-    stored = stored.reshape(-1, 3073)
-    indices = np.array([[199, 0, 41], [41, 41, 7]])
-    with tf.Graph().as_default() as graph:
-        fetch = examples.open()
-        dataset = tf.data.Dataset.from_tensor_slices(indices).map(fetch)
-        iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
-        images, labels = iterator.get_next()
-        assert images.shape == (3, 32, 32, 3) and images.dtype == tf.uint8 and labels.dtype == tf.int32
-        with tf.compat.v1.Session() as session:
-            session.run(iterator.initializer)
-            for row in indices:
-                got_images, got_labels = session.run([images, labels])
-                pixels = stored[row, 1:].reshape(-1, 3, 32, 32)
-                np.testing.assert_array_equal(got_images, pixels.transpose(0, 2, 3, 1))
-                np.testing.assert_array_equal(got_labels, stored[row, 0])
-        assert graph.as_graph_def().ByteSize() < 10_000, "the data must not be stored in the graph"
-    assert (examples.name, examples.num_examples) == ("small train", 200)
-    assert examples.fingerprint == records.read_split(cifar10_dir, "train").fingerprint
-
-
 def test_one_copy_of_the_data_is_all_the_memory_it_takes(tmp_path):
-    """Of what numpy and Python allocate, which tracemalloc counts on every system."""
+    """Of what numpy and Python allocate, which tracemalloc counts on every system; the graph holds none."""
     count, size = 10_000, 10_000 * 3072
     with open(tmp_path / "test_batch.bin", "wb") as file:
         file.truncate(count * 3073)
     tracemalloc.start()
     try:
         examples = records.examples(tmp_path, "test", "zeros")
-        assert tracemalloc.get_traced_memory()[1] < 1.25 * size
-        images, _ = examples.open()(np.arange(64))
-        assert tracemalloc.get_traced_memory()[1] < 1.25 * size and images.shape[0] == 64
+        with tf.Graph().as_default() as graph:
+            images, _ = examples.open()(tf.range(64, dtype=tf.int64))
+        assert tracemalloc.get_traced_memory()[1] < 1.25 * size and images.shape == [64, 32, 32, 3]
     finally:
         tracemalloc.stop()
+    assert graph.as_graph_def().ByteSize() < 10_000

@@ -1,7 +1,14 @@
-"""The images of a run, for every combination of --dataset, --data_dir and what lies there."""
+"""The images of a run: where they lie, from a real HTTP server that is good, wrong, slow or hostile, or drawn."""
 
 import functools
+import hashlib
+import http.server
+import io
+import os
+import re
 import shutil
+import tarfile
+import threading
 import time
 
 import pytest
@@ -11,15 +18,17 @@ from tower_train import errors
 from tower_train.data import directories, remote
 from tower_train.workload import DataRequest
 
-URL = "http://127.0.0.1:1/cifar-10-binary.tar.gz"  # a port where nobody listens
+FILES = [*records.ALL_FILES, records.CLASS_NAMES_FILE]
+DOWNLOAD = download.download  # which most tests replace
+NOWHERE = "http://127.0.0.1:1/cifar-10-binary.tar.gz"  # a port where nobody listens
 
 
 @pytest.fixture(autouse=True)
 def default_dir(tmp_path, monkeypatch):
     """The default data directory, empty; a download fails as it does without a network."""
     monkeypatch.setenv("TOWER_TRAIN_DATA", str(tmp_path / "default"))
-    nowhere = remote.RemoteFile(URL, num_bytes=1, checksum=("md5", ""))
-    monkeypatch.setattr(download, "download", functools.partial(download.download, archive=nowhere))
+    nowhere = remote.RemoteFile(NOWHERE, num_bytes=1, checksum=("md5", ""))
+    monkeypatch.setattr(source.download, "download", functools.partial(DOWNLOAD, archive=nowhere))
     return tmp_path / "default"
 
 
@@ -32,19 +41,15 @@ def network(cifar10_dir, monkeypatch):
         asked.append(directory)
         return shutil.copytree(cifar10_dir, directory / download.FOLDER)
 
-    monkeypatch.setattr(download, "download", copy)
+    monkeypatch.setattr(source.download, "download", copy)
     return asked
 
 
-@pytest.fixture(scope="module")
-def drawn_dir(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("drawn")
-    generated.generate(directory)
-    return directory
-
-
-def _fingerprint(directory, split="train"):
-    return records.read_split(directory, split).fingerprint
+@pytest.fixture
+def drawn(default_dir, monkeypatch):
+    """The default directory, in which a few images will be drawn."""
+    monkeypatch.setattr(generated, "IMAGES_PER_FILE", 20)
+    return default_dir
 
 
 @pytest.mark.parametrize(
@@ -56,7 +61,7 @@ def test_cifar10_is_used_where_it_lies(cifar10_dir, default_dir, tmp_path, datas
     for split, count in (("train", 200), ("test", 40)):
         examples = source.examples(DataRequest(split, dataset, str(directory) if named else None))
         assert (examples.name, examples.num_examples, examples.dataset) == (f"CIFAR-10 {split}", count, "cifar10")
-        assert examples.fingerprint == _fingerprint(cifar10_dir, split)
+        assert examples.fingerprint == records.read_split(cifar10_dir, split).fingerprint
         assert examples.notice is None and examples.class_names == records.CLASS_NAMES
 
 
@@ -69,54 +74,36 @@ def test_cifar10_is_downloaded_once_where_it_is_missing(network, default_dir, tm
     assert network == [directory]
 
 
-def test_auto_falls_back_to_drawn_images_and_says_why_and_what_to_do(default_dir, drawn_dir):
-    shutil.copytree(drawn_dir, default_dir)
-    examples = source.examples(DataRequest("train"))
-    assert (examples.name, examples.dataset) == ("generated train", "generated")
-    assert examples.fingerprint == _fingerprint(drawn_dir / "generated-0")
-    assert examples.class_names == generated.CLASS_NAMES
-    assert "\n" not in examples.notice and examples.notice.startswith("NOT CIFAR-10")
-    assert f"because CIFAR-10 could not be downloaded from {URL}: Connection refused." in examples.notice
-    assert f"into {default_dir / download.FOLDER}. Precision on them says nothing" in examples.notice
-
-
-def test_auto_waits_for_the_network_once(default_dir, drawn_dir, monkeypatch):
-    shutil.copytree(drawn_dir, default_dir)
-    calls = []
-
-    def slow(directory, timeout_secs):
-        calls.append(timeout_secs)
-        time.sleep(0.01)
-        raise errors.DataError("no answer")
-
-    monkeypatch.setattr(download, "download", slow)
-    train, test = (source.examples(DataRequest(split)) for split in ("train", "test"))
-    assert len(calls) == 1 and calls[0] <= 5
+def test_auto_falls_back_to_drawn_images_and_says_why_and_what_to_do(drawn, monkeypatch):
+    """It waits for the network once."""
+    train = source.examples(DataRequest("train"))
+    monkeypatch.setattr(source.download, "download", pytest.fail)
+    test = source.examples(DataRequest("test"))
+    assert [each.name for each in (train, test)] == ["generated train", "generated test"]
     assert train.dataset == test.dataset == "generated" and train.notice == test.notice
+    assert train.class_names == generated.CLASS_NAMES
+    assert "\n" not in train.notice and train.notice.startswith("NOT CIFAR-10")
+    assert f"because CIFAR-10 could not be downloaded from {NOWHERE}: Connection refused." in train.notice
+    assert f"into {drawn / download.FOLDER}. Precision on them says nothing" in train.notice
 
 
-@pytest.mark.parametrize("seed", [0, 5])
-def test_generated_never_asks_the_network_and_is_the_same_for_every_seed(network, drawn_dir, seed):
-    examples = source.examples(DataRequest("test", "generated", str(drawn_dir), seed))
-    assert examples.fingerprint == _fingerprint(drawn_dir / "generated-0", "test")
-    assert (examples.name, examples.dataset) == ("generated test", "generated")
-    assert examples.notice.startswith("NOT CIFAR-10") and "--dataset=generated" in examples.notice
+def test_generated_never_asks_the_network_and_is_the_same_for_every_seed(network, drawn):
+    first, other = (source.examples(DataRequest("test", "generated", seed=seed)) for seed in (0, 5))
+    assert first.fingerprint == other.fingerprint == records.read_split(drawn / "generated-0", "test").fingerprint
+    assert (first.name, first.dataset) == ("generated test", "generated")
+    assert first.notice.startswith("NOT CIFAR-10") and "--dataset=generated" in first.notice
     assert network == []
 
 
-def test_a_named_directory_without_cifar10_is_an_error_not_a_download(network, drawn_dir):
-    with pytest.raises(errors.DataError, match=f"^--data_dir={drawn_dir}: neither .*--dataset=cifar10.*=generated"):
-        source.examples(DataRequest("train", "auto", str(drawn_dir)))
-    assert network == []
-
-
-@pytest.mark.parametrize(("dataset", "named"), [("auto", True), ("cifar10", False)])
-def test_half_of_cifar10_is_an_error_that_names_what_is_missing(network, cifar10_dir, default_dir, dataset, named):
-    shutil.copytree(cifar10_dir, default_dir)
+def test_what_is_not_there_or_not_whole_is_an_error_and_no_download(network, cifar10_dir, tmp_path):
+    request = DataRequest("train", "auto", str(tmp_path))
+    with pytest.raises(errors.DataError, match=f"^--data_dir={tmp_path}: neither .*--dataset=cifar10.*=generated"):
+        source.examples(request)
+    shutil.copytree(cifar10_dir, tmp_path, dirs_exist_ok=True)
     for name in ("data_batch_4.bin", "test_batch.bin"):
-        (default_dir / name).unlink()
+        (tmp_path / name).unlink()
     with pytest.raises(errors.DataError, match="incomplete, data_batch_4.bin, test_batch.bin missing"):
-        source.examples(DataRequest("train", dataset, str(default_dir) if named else None))
+        source.examples(request)
     assert network == []
 
 
@@ -137,6 +124,105 @@ def test_default_directory_follows_the_environment(monkeypatch, environment, exp
     assert str(directories.default_directory()) == expected
 
 
-def test_cifar10_that_cannot_be_had_is_an_error(tmp_path):
-    with pytest.raises(errors.DataError, match="could not be downloaded.*put its files"):
-        source.examples(DataRequest("train", "cifar10"))
+def _packed():
+    """The official archive's files, one record each, the directory and the page that lie beside them."""
+    members = [(name, bytes([i]) * 3073) for i, name in enumerate(FILES)] + [("readme.html", b"<html>")]
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        folder = tarfile.TarInfo(download.FOLDER)
+        folder.type = tarfile.DIRTYPE
+        archive.addfile(folder)
+        for name, content in members:
+            member = tarfile.TarInfo(f"{download.FOLDER}/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return packed.getvalue()
+
+
+GOOD = _packed()
+DIGEST = "sha256", hashlib.sha256(GOOD).hexdigest()
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    """Answers GET with `body` up to `sent`, in two halves; waits for `gap` before the second."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.body, self.status, self.sent, self.requests = GOOD, 200, None, 0
+        self.gap = threading.Event()
+        self.gap.set()
+
+    def handle_error(self, request, client_address):
+        """A client that hangs up is part of the tests."""
+
+    def archive(self, checksum=None):
+        url, checksum = f"http://127.0.0.1:{self.server_port}/small.tar.gz", checksum or DIGEST
+        return remote.RemoteFile(url, len(GOOD), checksum)
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):  # noqa: N802
+        server, half = self.server, len(self.server.body) // 2
+        server.requests += 1
+        self.send_response(server.status)
+        self.send_header("Content-Length", str(len(server.body)))
+        self.end_headers()
+        self.wfile.write(server.body[:half])
+        server.gap.wait(20)
+        self.wfile.write(server.body[half : server.sent])
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+    with _Server() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.gap.set()
+        server.shutdown()
+        thread.join()
+
+
+def test_the_files_and_nothing_else_are_unpacked_and_kept(server, tmp_path):
+    for _ in range(2):
+        folder = DOWNLOAD(tmp_path / "new", server.archive())
+        assert folder == tmp_path / "new" / "cifar-10-batches-bin" and sorted(os.listdir(folder)) == sorted(FILES)
+        assert [(folder / name).read_bytes() for name in FILES] == [bytes([i]) * 3073 for i in range(len(FILES))]
+    assert server.requests == 1 and os.listdir(tmp_path / "new") == ["cifar-10-batches-bin"]
+
+
+@pytest.mark.parametrize(
+    "attributes, archive, reason",
+    [
+        (dict(status=404), {}, "404 Client Error: Not Found"),
+        (dict(sent=-100), {}, f"{len(GOOD) - 100} bytes read, 100 more expected"),
+        (dict(body=GOOD[:-1] + b"?"), {}, "got a file whose sha256 is .*, not "),
+        ({}, dict(checksum=("md5", "0" * 32)), "got a file whose md5 is .*, not 000"),
+        (dict(gap=threading.Event()), {}, "timed out"),
+        (dict(body=GOOD + bytes(16 * 2**20)), {}, rf"got \d{{1,6}} bytes instead of {len(GOOD)}"),  # not 16 MiB
+    ],
+    ids=["status", "cut off", "damaged", "other", "stalled", "without end"],
+)
+def test_a_failure_is_one_line_within_seconds_and_leaves_nothing(server, tmp_path, attributes, archive, reason):
+    for name, value in attributes.items():
+        setattr(server, name, value)
+    started, archive = time.monotonic(), server.archive(**archive)
+    with pytest.raises(errors.DataError) as raised:
+        DOWNLOAD(tmp_path, archive, timeout_secs=0.3 if reason == "timed out" else 4.0)
+    assert time.monotonic() - started < 5
+    text = str(raised.value)
+    assert "\n" not in text and re.search(f"from {archive.url}: .*{reason}", text), text
+    assert f"put its files (data_batch_1.bin to test_batch.bin) into {tmp_path}/{download.FOLDER}." in text
+    assert os.listdir(tmp_path) == []
+
+
+def test_files_that_are_in_the_way_are_left_alone(server, tmp_path):
+    (tmp_path / download.FOLDER).mkdir()
+    (tmp_path / download.FOLDER / "mine").write_text("precious")
+    with pytest.raises(errors.DataError, match="is in the way"):
+        DOWNLOAD(tmp_path, server.archive())
+    assert (tmp_path / download.FOLDER / "mine").read_text() == "precious" and server.requests == 0
