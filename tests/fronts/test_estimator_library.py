@@ -30,7 +30,7 @@ def test_what_tensorflow_dropped_is_put_in_place():
         ("_call_input_fn", "input_fn mode input_context"),
         ("_call_model_fn", "features labels mode config"),
         ("_get_features_and_labels_from_input_fn", "input_fn mode"),
-        ("_create_and_assert_global_step", "graph"),
+        ("_maybe_warm_start", "checkpoint_path"),
         (
             "_train_with_estimator_spec",
             "estimator_spec worker_hooks hooks global_step_tensor saving_listeners",

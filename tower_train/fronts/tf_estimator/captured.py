@@ -3,7 +3,7 @@
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import keras
 import tensorflow as tf
@@ -11,7 +11,6 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.fronts import compat
 from tower_train.fronts.tf_estimator import library
-from tower_train.graph.collectives import AllReduce
 
 v1 = tf.compat.v1
 LOCAL = (v1.GraphKeys.LOCAL_VARIABLES, v1.GraphKeys.METRIC_VARIABLES)
@@ -105,24 +104,6 @@ def capturing(tower: int, num_towers: int, is_first: bool) -> Iterator[Captured]
 def current() -> Captured | None:
     """Returns the record of the model_fn that is being called; None elsewhere."""
     return _current.get()
-
-
-def assign_merged(captures: Sequence[Captured], all_reduce: AllReduce) -> tf.Operation:
-    """Returns the op that assigns what the layers of all towers do: the mean over the towers of all workers to
-    floating-point variables such as moving averages, the first tower's value to others such as seeds.
-
-    Args:
-      captures: over this worker's towers.
-      all_reduce: averages between workers.
-    """
-    variables, merged = map(list, zip(*captures[0].assigned, strict=True)) if captures[0].assigned else ([], [])
-    floating = [i for i, variable in enumerate(variables) if variable.dtype.is_floating]
-    sums = [tf.add_n([captured.assigned[i][1] for captured in captures]) for i in floating]
-    shapes = [variables[i].shape for i in floating]
-    means = [tf.ensure_shape(total / len(captures), shape) for total, shape in zip(sums, shapes, strict=True)]
-    for i, mean in zip(floating, all_reduce.mean([means])[0], strict=True):
-        merged[i] = mean
-    return assign(zip(variables, merged, strict=True))
 
 
 def assign(pairs) -> tf.Operation:

@@ -37,7 +37,7 @@ def model_to_estimator(
       of_keras_2: metric_names_map and export_outputs, for such models only.
 
     Raises:
-      ConfigError: there is not one model, or it is not compiled or cannot be loaded.
+      ConfigError: there is not one model, or it is not compiled.
     """
     if (keras_model is None) == (keras_model_path is None):
         raise errors.ConfigError("model_to_estimator: give either keras_model or keras_model_path.")
@@ -45,23 +45,13 @@ def model_to_estimator(
         return _of_keras_2(keras_model, None, custom_objects, model_dir, config, checkpoint_format, **of_keras_2)
     if of_keras_2:
         raise errors.ConfigError(f"model_to_estimator: {', '.join(of_keras_2)} is for models of Keras 2 only.")
-    model = keras_model or _loaded(os.fspath(keras_model_path), custom_objects)
+    model = keras_model or keras.models.load_model(os.fspath(keras_model_path), custom_objects)
     if not isinstance(model, keras.Model) or not model.compiled:
         raise errors.ConfigError(
             f"model_to_estimator: keras_model is {model!r:.100}; it must be a compiled Keras model. Call its compile() "
             "first."
         )
     return _KerasEstimator(_KerasModelFn(model), model_dir, config)
-
-
-def _loaded(path: str, custom_objects: dict | None) -> keras.Model:
-    try:
-        return keras.models.load_model(path, custom_objects)
-    except (OSError, TypeError, ValueError) as error:
-        raise errors.ConfigError(
-            f"keras_model_path={path}: Keras cannot load it ({str(error).splitlines()[0]}). Give a file that "
-            "model.save() wrote, and custom_objects if it has classes or functions of yours."
-        ) from None
 
 
 class _KerasEstimator(Estimator):
@@ -111,16 +101,15 @@ class _KerasModelFn:
         if mode == library.api.ModeKeys.PREDICT:
             export_outputs = {library.SERVING: library.api.export.PredictOutput(predictions)}
             return library.api.EstimatorSpec(mode, predictions, export_outputs=export_outputs)
-        y = _arranged(labels, outputs, predictions)
-        compat.build_losses_and_metrics(model, x, y)
+        compat.build_losses_and_metrics(model, x, labels)
         sums = {} if training else _in_graph(model.metrics_variables, {}, list(captured.LOCAL), "metrics/")
         zeros = {id(v): tf.zeros(v.shape, v.dtype) for v in model.metrics_variables}
         sums_before = [(v, tf.identity((sums or zeros)[id(v)])) for v in model.metrics_variables]
         with keras.StatelessScope([*before, *sums_before], collect_losses=True) as measured:
-            loss = model.compute_loss(x, y, outputs, weights, training=training)
+            loss = model.compute_loss(x, labels, outputs, weights, training=training)
             loss = tf.add_n([loss, *(tf.cast(added, loss.dtype) for added in added_losses)])
             if not training:
-                model.compute_metrics(x, y, outputs, weights)
+                model.compute_metrics(x, labels, outputs, weights)
         if not training:
             update = captured.assign((sums[id(v)], measured.get_current_value(v)) for v in model.metrics_variables)
             return library.api.EstimatorSpec(mode, predictions, loss, eval_metric_ops=_metrics(model, sums, update))
@@ -134,20 +123,6 @@ class _KerasModelFn:
         if self._initial is None:
             raise errors.ConfigError("The model has no weights before its first batch. Build it, or train first.")
         return _in_graph(self._model.variables, self._initial)
-
-
-def _arranged(labels, outputs, predictions: dict):
-    """Returns labels as the model's outputs are, a dict's by the names of the outputs; GraphError if one has none."""
-    if not isinstance(labels, dict) or isinstance(outputs, dict):
-        return labels
-    if unknown := [str(name) for name in labels if name not in predictions]:
-        raise errors.GraphError(
-            f"input_fn gives the labels {', '.join(unknown)}; the model's outputs are {', '.join(predictions)}. "
-            "Name labels as the model's last layers."
-        )
-    if len(labels) < len(predictions):
-        return labels  # Keras knows which outputs have no loss
-    return keras.tree.pack_sequence_as(outputs, [labels[name] for name in predictions])
 
 
 def _output_names(model: keras.Model, outputs) -> list[str]:

@@ -1,6 +1,5 @@
 """The batches of an input_fn's data set for several towers, and its arrays."""
 
-import contextlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -80,22 +79,16 @@ def checked(dataset) -> tf.data.Dataset:
     )
 
 
-@contextlib.contextmanager
-def arrays_outside_the_graph() -> Iterator[None]:
-    """Keeps large arrays of data sets out of the graph within this block: it is written to disk several times, and may
-    not exceed 2 GiB."""
+def arrays_outside_the_graph():
+    """Keeps large arrays of from_tensor_slices out of the graph within this block, a context manager: it is written to
+    disk several times, and may not exceed 2 GiB."""
 
     def outside(leaf):
         is_large = isinstance(leaf, np.ndarray) and leaf.nbytes >= _LARGE_BYTES and not leaf.dtype.hasobject
         return outside_graph(leaf) if is_large else leaf
 
-    def changed(make):
-        def make_outside(tensors, *args, **kwargs):
-            return make(tf.nest.map_structure(outside, tensors), *args, **kwargs)
+    def from_tensor_slices(tensors, name=None):
+        return from_slices(tf.nest.map_structure(outside, tensors), name)
 
-        return staticmethod(make_outside)
-
-    with contextlib.ExitStack() as stack:
-        for name in ("from_tensor_slices", "from_tensors"):
-            stack.enter_context(compat.replaced(tf.data.Dataset, name, changed(getattr(tf.data.Dataset, name))))
-        yield
+    from_slices = tf.data.Dataset.from_tensor_slices
+    return compat.replaced(tf.data.Dataset, "from_tensor_slices", staticmethod(from_tensor_slices))

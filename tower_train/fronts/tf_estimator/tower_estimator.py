@@ -1,7 +1,6 @@
 """The Estimator: the library's, with a tower per device in training and the workers of TF_CONFIG."""
 
 import functools
-import itertools
 import os
 import types
 from collections.abc import Iterator
@@ -11,17 +10,15 @@ import tensorflow as tf
 from tensorflow.python.training import training as training_module
 
 from tower_train import errors
-from tower_train.cluster.membership import Membership
 from tower_train.fronts import compat, placement
-from tower_train.fronts.tf_estimator import captured, inputs, library, model_fn_towers, workers
+from tower_train.fronts.tf_estimator import captured, inputs, library, workers
+from tower_train.fronts.tf_estimator.model_fn_towers import build_towers
 from tower_train.fronts.tf_estimator.run_config import RunConfig
+from tower_train.fronts.tf_estimator.training import Training, train_step
 from tower_train.graph import devices
-from tower_train.graph.collectives import AllReduce
 
 v1 = tf.compat.v1
 TRAIN = library.api.ModeKeys.TRAIN
-# Of this process with others, which keep what a key was used for. All have as many.
-_trainings = itertools.count()
 _OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"  # in checkpoints of models of Keras 2 that name objects, not variables
 _SEED_STEP = 1_000_003  # between the graph seeds of workers
 
@@ -45,8 +42,9 @@ class Estimator(library.estimator.Estimator):
     # Towers take the place of strategies, and variables live on the host.
     _train_distribution = _eval_distribution = property(lambda self: None, lambda self, strategy: None)
     _device_fn = property(lambda self: self._config.device_fn or devices.HOST, lambda self, function: None)
-    _training: "_Training | None" = None  # while `train` runs
-    _restored: str | None = None  # the checkpoint_path of a call
+    _training: Training | None = None  # while `train` runs
+    _exported: str | None = None  # the checkpoint, while it is exported
+    _has_saver = False  # of its own, as model_fn was called last
 
     @functools.cached_property
     def _placed(self) -> devices.Devices:
@@ -62,53 +60,41 @@ class Estimator(library.estimator.Estimator):
 
     def train(self, input_fn, hooks=None, steps=None, max_steps=None, saving_listeners=None) -> "Estimator":
         with workers.join(self._config, self._placed) as member:
-            self._training = _Training(member.devices, member, steps, max_steps)
-            try:
+            with compat.replaced(self, "_training", Training(member.devices, member, steps, max_steps)):
                 if not member.task.is_alone and max_steps:  # the chief decides whether there is anything to train
                     hooks, max_steps = [*(hooks or []), v1.train.StopAtStepHook(last_step=max_steps)], None
                 super().train(input_fn, hooks, steps, max_steps, saving_listeners)
-            finally:
-                self._training = None
             member.leave(None)
         return self
 
-    def evaluate(self, input_fn, steps=None, hooks=None, checkpoint_path=None, name=None) -> dict:
-        with compat.replaced(self, "_restored", checkpoint_path):
-            return super().evaluate(input_fn, steps, hooks, checkpoint_path, name)
-
-    def predict(
-        self, input_fn, predict_keys=None, hooks=None, checkpoint_path=None, yield_single_examples=True
-    ) -> Iterator:
+    def predict(self, *args, **kwargs) -> Iterator:
         """Yields predictions; see the library. The caller's graph and session stay as they are in between."""
-        predictions = super().predict(input_fn, predict_keys, hooks, checkpoint_path, yield_single_examples)
-        thread, end = futures.ThreadPoolExecutor(1), object()  # whose default graph the library changes
-        try:
-            with compat.replaced(self, "_restored", checkpoint_path):
-                prediction = thread.submit(next, predictions, end).result()
-            while prediction is not end:
-                yield prediction
-                prediction = thread.submit(next, predictions, end).result()
-        finally:
-            thread.submit(predictions.close)
-            thread.shutdown(wait=False)
+        predictions, end = super().predict(*args, **kwargs), object()
+        with futures.ThreadPoolExecutor(1) as thread:  # whose default graph the library changes
+            try:
+                while (prediction := thread.submit(next, predictions, end).result()) is not end:
+                    yield prediction
+            finally:
+                thread.submit(predictions.close).result()
+
+    def _maybe_warm_start(self, checkpoint_path):  # by evaluate and predict, after the call of model_fn
+        super()._maybe_warm_start(checkpoint_path)
+        self._compare_with_checkpoint(checkpoint_path)
 
     def _export_all_saved_models(
         self, export_dir_base, input_receiver_fn_map, assets_extra=None, as_text=False, checkpoint_path=None, **kwargs
     ) -> bytes:
-        with compat.replaced(self, "_restored", checkpoint_path):
+        path = checkpoint_path or self.latest_checkpoint()
+        with compat.replaced(self, "_exported", path):
             return super()._export_all_saved_models(
-                os.fsdecode(export_dir_base), input_receiver_fn_map, assets_extra, as_text, checkpoint_path, **kwargs
+                os.fsdecode(export_dir_base), input_receiver_fn_map, assets_extra, as_text, path, **kwargs
             )
-
-    def _create_and_assert_global_step(self, graph):
-        with v1.device(devices.HOST):  # in the file of the checkpoint that has the variables
-            return super()._create_and_assert_global_step(graph)
 
     def _call_input_fn(self, input_fn, mode, input_context=None):
         training, context = self._training if mode == TRAIN else None, tf.distribute.InputContext()
         if training:
-            placed = training.member.devices
-            context = tf.distribute.InputContext(placed.num_workers, placed.worker, training.num_towers)
+            workers_of_all = training.all_reduce.num_workers
+            context = tf.distribute.InputContext(workers_of_all, training.worker, training.num_towers)
         with inputs.arrays_outside_the_graph():
             return super()._call_input_fn(input_fn, mode, context)
 
@@ -118,14 +104,14 @@ class Estimator(library.estimator.Estimator):
             return super()._get_features_and_labels_from_input_fn(input_fn, mode)
         if training.num_towers == 1:
             features, labels, hooks = super()._get_features_and_labels_from_input_fn(input_fn, mode)
-            return features, labels, [*hooks, training.guard]
+            return features, labels, [*hooks, training]
         dataset = self._call_input_fn(input_fn, mode)
         batches = inputs.Batches(dataset, len(self._placed.towers), training.all_reduce)
         training.batches = batches
-        seed, worker = self._config.tf_random_seed, training.member.devices.worker
-        if seed is not None and worker:  # their input may be shuffled alike; their towers draw differently
-            v1.set_random_seed(seed + worker * _SEED_STEP)
-        return batches, None, [*batches.hooks, training.guard]
+        seed = self._config.tf_random_seed
+        if seed is not None and training.worker:  # their input may be shuffled alike; their towers draw differently
+            v1.set_random_seed(seed + training.worker * _SEED_STEP)
+        return batches, None, [*batches.hooks, training]
 
     def _call_model_fn(self, features, labels, mode, config):
         def call(features, labels):
@@ -138,24 +124,20 @@ class Estimator(library.estimator.Estimator):
 
         if captured.current():  # of the model_fn of an Estimator that calls this one's
             return call(features, labels)
-        training = (self._training if mode == TRAIN else None) or _Training(self._placed)
+        training = (self._training if mode == TRAIN else None) or Training(self._placed)
         batches = features if isinstance(features, inputs.Batches) else [(features, labels)]
         places = self._placed.towers[: None if isinstance(features, inputs.Batches) else 1]
-        worker = training.member.devices.worker if training.member else 0
         with v1.device(self._device_fn):
-            specs, captures = model_fn_towers.build_towers(
-                call, batches, places, training.all_reduce.num_workers, worker, self._config.tf_random_seed
-            )
-            spec = specs[0]
-            if mode == TRAIN:
-                spec = model_fn_towers.train_step(specs, captures, training.all_reduce, training.guard)
-        path = self._restored or (None if worker else self.latest_checkpoint())
-        if path and not spec.scaffold.saver:
-            self._compare_with_checkpoint(path)
+            specs, captures = build_towers(call, batches, places, training, self._config.tf_random_seed)
+            spec = train_step(specs, captures, training) if mode == TRAIN else specs[0]
+        self._has_saver = spec.scaffold.saver is not None
+        self._compare_with_checkpoint(self._exported)
         return spec
 
-    def _compare_with_checkpoint(self, path: str) -> None:
+    def _compare_with_checkpoint(self, path: str | None) -> None:
         """Raises ConfigError if a checkpoint does not fit the model: TensorFlow restores other shapes in silence."""
+        if not path or self._has_saver:
+            return
         saved = tf.train.load_checkpoint(path)
         shapes, types = saved.get_variable_to_shape_map(), saved.get_variable_to_dtype_map()
         for variable in [] if _OBJECTS in shapes else v1.global_variables():
@@ -171,9 +153,10 @@ class Estimator(library.estimator.Estimator):
     def _train_with_estimator_spec(self, *args):
         train, training = super()._train_with_estimator_spec, self._training
         member = training.member
+        newest = self.latest_checkpoint() if member.task.is_chief else None
+        self._compare_with_checkpoint(newest)
         if member.task.is_alone:
             return train(*args)
-        newest = self.latest_checkpoint() if member.task.is_chief else None
         done = int(library.estimator._load_global_step_from_checkpoint_dir(self._model_dir)) if newest else 0
         last = done + training.steps if training.steps else training.max_steps
         open_session = functools.partial(workers.open_session, training, self._config, (done, last))
@@ -184,34 +167,6 @@ class Estimator(library.estimator.Estimator):
             compat.replaced(training_module, "MonitoredTrainingSession", open_session),
         ):
             return train(*args)
-
-
-class _Training:
-    """A call of Estimator.train.
-
-    Args:
-      placed: this worker's devices.
-      member: this process among the workers; None for an update that `train` does not do.
-      steps, max_steps: of `train`.
-
-    Attributes:
-      num_towers: of all workers.
-      guard: a hook of the session.
-      batches: of several towers.
-    """
-
-    batches: inputs.Batches | None = None
-
-    def __init__(
-        self, placed: devices.Devices, member: Membership | None = None, steps: int | None = None,
-        max_steps: int | None = None,
-    ):  # fmt: skip
-        self.member, self.steps, self.max_steps, self.guard = member, steps, max_steps, model_fn_towers.FiniteGuard()
-        num_workers = placed.num_workers
-        self.num_towers = len(placed.towers) * num_workers
-        kind = "collective" if num_workers > 1 else "add_n"
-        name = f"training {next(_trainings) if num_workers > 1 else 0}"
-        self.all_reduce = AllReduce((devices.HOST,), kind, num_workers=num_workers, name=name)
 
 
 def on_towers(module: types.ModuleType) -> dict[str, type]:
