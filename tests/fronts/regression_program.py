@@ -68,7 +68,7 @@ def normalized_fn(features, labels, mode, params):
 
 
 def main(model_dir, max_steps, hangs_after=0):
-    line = make(f"{model_dir}/line", 2, save_checkpoints_steps=2, worker_timeout_secs=12)
+    line = make(f"{model_dir}/line", 2, save_checkpoints_steps=2, worker_timeout_secs=5)
     is_chief = line.config.is_chief
     hooks = [Weights(hangs_after=not is_chief and int(hangs_after)), Weights(), Weights(stops_after=not is_chief and 2)]
     everything = tf_estimator.EvalSpec(

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from regression import BATCH, EVAL, TRAIN, X, Y, expected_weights, input_fn, make, model_fn, weights_of
+from regression import BATCH, EVAL, TRAIN, X, Y, input_fn, make, model_fn
 
 from tower_train import errors
 from tower_train import estimator as tf_estimator
@@ -94,76 +94,49 @@ def test_what_a_model_fn_must_not_do(tmp_path):
     def own_update(features, labels, mode):
         w = v1.get_variable("w", [3], tf.float64)
         loss = tf.reduce_mean(tf.square(tf.linalg.matvec(features["x"], w) - labels))
-        update = w.assign_sub(0.1 * tf.gradients(loss, [w])[0])
-        return tf_estimator.EstimatorSpec(mode, loss=loss, train_op=update.op)
+        return tf_estimator.EstimatorSpec(mode, loss=loss, train_op=w.assign_sub(tf.gradients(loss, [w])[0]).op)
 
-    with pytest.raises(errors.GraphError, match=r"called apply_gradients .* \[0\] times"):
-        make(tmp_path, 2, own_update).train(input_fn)
+    def another_each_time(features, labels, mode, params):
+        v1.get_variable(f"w{len(v1.trainable_variables())}", [])
+        return model_fn(features, labels, mode, params)
 
-    calls = []
+    def never_updated(features, labels, mode, params):
+        return model_fn(features, labels, mode, params)._replace(eval_metric_ops={"average": keras.metrics.Mean()})
 
-    def another_each_time(features, labels, mode):
-        calls.append(v1.get_variable(f"w{len(calls)}", []))
+    def updated_twice(features, labels, mode, params):
+        mean = keras.metrics.Mean()
+        mean.update_state(labels)
+        mean.update_state(labels + 1)
+        return model_fn(features, labels, mode, params)._replace(eval_metric_ops={"average": mean})
 
-    with pytest.raises(errors.GraphError, match="tower_1 would create the variable 'w1'"):
-        make(tmp_path, 2, lambda features, labels, mode, params: (
-            another_each_time(features, labels, mode) or model_fn(features, labels, mode, params)
-        )).train(input_fn)  # fmt: skip
-
-
-def test_an_input_context_gives_the_number_of_towers(tmp_path):
-    def per_replica(input_context):
-        return input_fn(batch=input_context.get_per_replica_batch_size(12))
-
-    estimator = make(tmp_path, 3).train(per_replica)
-    np.testing.assert_allclose(weights_of(estimator), expected_weights(4, 3), atol=1e-12)
-
-
-def with_metrics(make_metrics, in_training=False):
-    def fn(features, labels, mode, params):
-        spec = model_fn(features, labels, mode, params)
-        if mode == EVAL or (in_training and mode == TRAIN):
-            return spec._replace(eval_metric_ops=make_metrics(features, labels))
-        return spec
-
-    return fn
+    for fn, message in (
+        (own_update, r"called apply_gradients .* \[0\] times"),
+        (another_each_time, r"tower_1 would create the variable 'w\d'"),
+        (never_updated, "call update_state once in a model_fn"),
+        (updated_twice, "call update_state once in a model_fn"),
+    ):
+        with pytest.raises((errors.GraphError, ValueError), match=message):
+            make(tmp_path, 2, fn).train(input_fn)
 
 
-def keras_metrics(features, labels):
-    mean = keras.metrics.Mean(name="average")
+def with_keras_metrics(features, labels, mode, params):
+    mean, error = keras.metrics.Mean(name="average"), keras.metrics.MeanAbsoluteError()
     mean.update_state(labels)
-    error = keras.metrics.MeanAbsoluteError()
     error.update_state(labels[:, tf.newaxis], features["x"][:, :1])
     per_batch = keras.metrics.Mean(name="per_batch")
     per_batch.update_state(tf.reduce_mean(labels))  # its count does not depend on the input
-    return {"average": mean, "error": error, "per_batch": per_batch}
+    metrics = {"average": mean, "error": error, "per_batch": per_batch}
+    return model_fn(features, labels, mode, params)._replace(eval_metric_ops=metrics)
 
 
-@pytest.mark.parametrize("towers", [1, 2])
-def test_keras_metrics_are_over_all_batches_and_not_in_checkpoints(tmp_path, towers):
-    estimator = make(tmp_path, towers, with_metrics(keras_metrics, in_training=True)).train(input_fn)
+def test_keras_metrics_are_over_all_batches_and_not_in_checkpoints(tmp_path):
+    estimator = make(tmp_path, 2, with_keras_metrics).train(input_fn)
     for _ in range(2):  # they begin anew
         found = estimator.evaluate(lambda: input_fn(batch=20))
         assert found["average"] == pytest.approx(Y.mean(), abs=1e-6)
         assert found["error"] == pytest.approx(np.abs(Y - X[:, 0]).mean(), abs=1e-6)
         assert found["per_batch"] == pytest.approx(np.mean([Y[:20].mean(), Y[20:40].mean(), Y[40:].mean()]), abs=1e-6)
-    names = estimator.get_variable_names()
-    assert not [name for name in names if "average" in name or "error" in name]
-
-
-def test_keras_metrics_that_cannot_be(tmp_path):
-    def never(features, labels):
-        return {"average": keras.metrics.Mean()}
-
-    def twice(features, labels):
-        mean = keras.metrics.Mean()
-        mean.update_state(labels)
-        mean.update_state(labels + 1)
-        return {"average": mean}
-
-    for fn in (never, twice):
-        with pytest.raises(ValueError, match="call update_state once in a model_fn"):
-            make(tmp_path, fn=with_metrics(fn)).evaluate(input_fn)
+    assert not [name for name in estimator.get_variable_names() if "average" in name or "error" in name]
 
 
 def test_names_are_the_librarys_or_subclasses():

@@ -1,8 +1,7 @@
 # ruff: noqa: F401 - what is imported here is for the modules beside
 """The library tensorflow-estimator on today's TensorFlow: stand-ins for what TensorFlow has dropped, and private names.
 
-Importing this module imports the library. tests/fronts/test_compat.py fails when one of its names goes away or changes
-its meaning; setup.py names its version, which is its last.
+Importing this module imports the library. setup.py names its version, which is its last: its private names stay.
 """
 
 import contextlib
