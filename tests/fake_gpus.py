@@ -1,8 +1,8 @@
 """GPUs that hold memory but cannot compute, and what becomes of graphs on them: python -m fake_gpus PLUGIN CASES.
 
-PLUGIN is gpus/fake_gpu.cc, built, or empty: then graphs are built for GPUs that are not there, and nothing is placed.
-CASES is a list in JSON; gpu_graphs.graph_of says what a case is. Prints a list in JSON, what `audit` finds of each. The
-environment is to have FAKE_GPUS, TF_CPP_VMODULE=placer=3 and TF_DUMP_GRAPH_PREFIX before TensorFlow is imported.
+PLUGIN is gpus/fake_gpu.cc, built. CASES is a list in JSON; gpu_graphs.graph_of says what a case is. Prints a list in
+JSON, what `audit` finds of each. The environment is to have FAKE_GPUS, TF_CPP_VMODULE=placer=3 and TF_DUMP_GRAPH_PREFIX
+before TensorFlow is imported.
 """
 
 import collections
@@ -21,12 +21,8 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.framework import function_def_to_graph, kernels, load_library
 
-COLLECTIVES = ("CollectiveReduce", "CollectiveReduceV2", "CollectiveReduceV3")
 COMPILER = shutil.which("g++")
-WITHOUT = (
-    "no g++, which only this test needs: it builds GPUs that cannot compute (Debian, Ubuntu: apt-get install g++). "
-    "tests/gpus/test_fake_gpus.py looks kernels up in TensorFlow's registry all the same"
-)
+WITHOUT = "no g++, which only this test needs: it builds GPUs that cannot compute (Debian, Ubuntu: apt-get install g++)"
 
 
 def build(folder):
@@ -41,9 +37,6 @@ def build(folder):
 
 
 # Kernels for GPUs, by the registry of TensorFlow's wheel, which holds CUDA's too, also where there is no GPU.
-
-# Soft placement puts these on the CPU: {(op, dtype): why}.
-EXCEPTIONS = {("SparseSoftmaxCrossEntropyWithLogits", "float64"): "no network is trained in float64 for its speed"}
 
 
 @functools.cache
@@ -71,20 +64,13 @@ def nodes_on_gpus(definition):
     return [node for node in nodes if "GPU" in node.device and node.op not in functions]
 
 
-def lacking(nodes):
-    """{(op, dtype)} of those that have no kernel on a GPU; the dtype of operations without one is empty."""
-    without = (node for node in nodes if kernel_of(node) is None)
-    return {(node.op, tf.as_dtype(node.attr["T"].type).name if "T" in node.attr else "") for node in without}
-
-
 # Graphs, as they are placed.
 
 
 def main(plugin, cases):
-    if plugin:
-        load_library.load_pluggable_device_library(plugin)
+    load_library.load_pluggable_device_library(plugin)
     gc.disable()  # a graph has hundreds of thousands of objects, and stays
-    dumps = pathlib.Path(os.environ["TF_DUMP_GRAPH_PREFIX"]) if plugin else None
+    dumps = pathlib.Path(os.environ["TF_DUMP_GRAPH_PREFIX"])
     print(json.dumps([audit(case, dumps) for case in json.loads(cases)]))
     sys.stdout.flush()
     os._exit(0)  # some destructors of a session would compute on a GPU
@@ -95,71 +81,32 @@ def audit(case, dumps):
 
     Args:
       case: see gpu_graphs.graph_of.
-      dumps: the folder that TensorFlow's placer writes to; None where there are no GPUs to place on.
+      dumps: the folder that TensorFlow's placer writes to.
 
     Returns:
       on_gpus: the number of nodes that are put on a GPU, those of function bodies among them.
-      lacking: [(op, dtype)] of these without a kernel there, by TensorFlow's registry.
-      launches: the number of NCCL's messages of a device; of them, unordered: those that do not wait for the one
-        before.
+      lacking: the ops of these without a kernel there, by TensorFlow's registry.
       refused: why there are no executors without soft placement; None if there are.
-      moved: the ops that soft placement puts elsewhere than asked, where that was refused.
       crossing: {'CPU to GPU', 'GPU to CPU', 'GPU to GPU': bytes} of a step of the trainer that is finite.
       towers, session, context: the towers' devices, and the GPU options of the session and outside of sessions.
     """
     import gpu_graphs
 
-    step = gpu_graphs.graph_of(case, has_gpus=dumps is not None)
-    nodes, launches = nodes_on_gpus(step.graph.as_graph_def()), nccl_launches(step.graph)
-    found = {
+    step = gpu_graphs.graph_of(case)
+    nodes = nodes_on_gpus(step.graph.as_graph_def())
+    refused, placed = make_executors(step, dumps)
+    return {
         "on_gpus": len(nodes),
-        "lacking": sorted(lacking(nodes)),
-        "launches": min(map(len, launches), default=0),
-        "unordered": count_unordered(launches),
+        "lacking": sorted({node.op for node in nodes if kernel_of(node) is None}),
+        "refused": refused,
+        "crossing": None if refused or "front" in case else crossings(step.graph, placed, step.fetches),
         "towers": step.towers,
         "session": str(step.config.gpu_options),
         "context": str(tf.__internal__.eager_context.get_config().gpu_options),
-        "refused": None,
-        "moved": [],
-        "crossing": None,
     }
-    if dumps:
-        found["refused"], placed = make_executors(step, dumps, softly=False)
-        if found["refused"]:
-            _, placed = make_executors(step, dumps, softly=True)
-            found["moved"] = moved(step.graph, placed)
-        if "front" not in case:
-            found["crossing"] = crossings(step.graph, placed, step.fetches)
-    return found
 
 
-def nccl_launches(graph):
-    """NCCL's launches on each device in a step, in the order in which they were built."""
-    launches = collections.defaultdict(list)
-    for op in graph.get_operations():
-        if op.type in COLLECTIVES and op.get_attr("communication_hint") == b"nccl":
-            launches[op.device].append(op)
-    return list(launches.values())
-
-
-def count_unordered(launches):
-    """The number of launches that do not wait for the one before them on their device."""
-    pairs = [pair for ops in launches for pair in zip(ops, ops[1:], strict=False)]
-    return sum(earlier not in ancestors(later) for earlier, later in pairs)
-
-
-def ancestors(op):
-    """All operations that one waits for."""
-    found, left = set(), [op]
-    while left:
-        op = left.pop()
-        before = {*(tensor.op for tensor in op.inputs), *op.control_inputs} - found
-        left += before
-        found |= before
-    return found
-
-
-def make_executors(step, dumps, softly):
+def make_executors(step, dumps):
     """Lets TensorFlow place a graph, cut it into parts and make their kernels: of a step, and of the stream's start.
 
     Returns:
@@ -167,9 +114,9 @@ def make_executors(step, dumps, softly):
     """
     for earlier in dumps.iterdir():
         earlier.unlink()
-    config = tf.compat.v1.ConfigProto()
+    config = config_pb2.ConfigProto()
     config.CopyFrom(step.config)
-    config.allow_soft_placement = softly
+    config.allow_soft_placement = False
     session = tf.compat.v1.Session(config=config, graph=step.graph)
     tensors = [name for name in step.fetches if ":" in name]
     others = [name for name in step.fetches if ":" not in name]
@@ -181,14 +128,6 @@ def make_executors(step, dumps, softly):
         return None, placed
     except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError) as error:
         return error.message, None
-
-
-def moved(graph, placed):
-    """The ops that were put elsewhere than asked for."""
-    nodes = read_placed(placed)
-    return sorted(
-        {op.type for op in graph.get_operations() if "GPU" in op.device and "GPU" not in nodes[op.name].device}
-    )
 
 
 class Placed(NamedTuple):

@@ -53,12 +53,10 @@ def _check_cases(findings, settings, dumps, chosen):
         with findings.attempt(f"placement of {name}"):
             about = fake_gpus.audit(case if "front" in case else case | {"gpus": chosen}, dumps)
             crossing = {f"{way}, bytes a step": count for way, count in sorted((about["crossing"] or {}).items())}
-            lacking = set(map(tuple, about["lacking"]))
-            allowed = (
-                lacking <= fake_gpus.EXCEPTIONS.keys() and (lacking or not about["refused"]) and not about["unordered"]
-            )
-            findings.check(allowed and about["session"] == about["context"], f"{name}: a kernel for each operation",
-                           on_the_cpu=about["moved"], **crossing)  # fmt: skip
+            findings.check(
+                not about["lacking"] and not about["refused"] and about["session"] == about["context"],
+                f"{name}: a kernel for each operation", lacking=about["lacking"], **crossing,
+            )  # fmt: skip
     findings.measured("cases that were placed", count=total - len(waiting), of=total)
     if waiting:
         findings.unchecked(f"{len(waiting)} of {total} cases", "no time was left")
