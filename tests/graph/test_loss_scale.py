@@ -110,17 +110,6 @@ def test_weights_and_scale_are_those_of_numpy(examples, soon, monkeypatch, optio
     np.testing.assert_array_equal(found["weights/Momentum"], expected.slots[0])
 
 
-def test_four_mirrored_towers_are_one_to_the_bit(examples, monkeypatch):
-    """At a scale that neither overflows with."""
-    monkeypatch.setattr(loss_scale, "FIRST", 2.0**8)
-    one, four = (
-        trainings.train(WORKLOAD, examples, 6, dtype="float16", learning_rate=RATE, **options)[1]
-        for options in (dict(batch_size=8), dict(num_gpus=4, batch_size=2, variable_update="mirrored"))
-    )
-    assert np.count_nonzero(one["weights"]) == 2 * FEATURES and one["loss_scale/finite_steps"] == 6
-    jobs.assert_identical(four, one)
-
-
 def test_it_stays_below_infinity_where_all_gradients_are_zero(monkeypatch):
     monkeypatch.setattr(loss_scale, "FIRST", 2.0**126)
     monkeypatch.setattr(loss_scale, "STEPS_TO_DOUBLE", 1)

@@ -80,13 +80,12 @@ WORKLOADS = {
     ("kind", "augment_on"),
     [("by index", "device"), ("of many types", "host"), ("in their order", "device"), ("shuffled", "host")],
 )
-def test_every_step_and_every_resume_is_that_of_an_unstaged_run(kind, augment_on, staging, monkeypatch):
+def test_every_step_and_every_resume_is_that_of_an_unstaged_run(kind, augment_on, monkeypatch):
     """Resumed in another session, and in the same one, every other time after a step that failed half way."""
     workload = WORKLOADS[kind]
     examples = workload.examples(DataRequest("train"))
-    with monkeypatch.context() as unstaged:
-        unstaged.setattr(transfer, "are_gpus", lambda devices: False)
-        losses, expected = trainings.train(workload, examples, STEPS, **OPTIONS)
+    losses, expected = trainings.train(workload, examples, STEPS, **OPTIONS)
+    monkeypatch.setattr(transfer, "are_gpus", lambda devices: True)
     with trainings.opened(workload, examples, augment_on=augment_on, **OPTIONS) as (built, session):
         points, found = [trainings.snapshot(built, session)], []
         for _ in range(STEPS):
@@ -95,7 +94,8 @@ def test_every_step_and_every_resume_is_that_of_an_unstaged_run(kind, augment_on
         assert found == losses
         assert_same(points[-1], expected)
         fails = tf.debugging.Assert(built.report.loss < 0, ["no"])
-        with tf.compat.v1.Session(graph=built.graph, config=session_config(OPTIONS)) as another:
+        config = tf.compat.v1.ConfigProto(device_count={"CPU": OPTIONS["num_gpus"]})
+        with tf.compat.v1.Session(graph=built.graph, config=config) as another:
             for step, values in enumerate(points[:-1]):
                 trainings.resume(built, another, values)
                 if step % 2:
@@ -104,10 +104,6 @@ def test_every_step_and_every_resume_is_that_of_an_unstaged_run(kind, augment_on
                     trainings.resume(built, another, values)
                 assert [float(another.run(built.report).loss) for _ in range(step, STEPS)] == losses[step:]
                 assert_same(trainings.snapshot(built, another), expected)
-
-
-def session_config(options):
-    return tf.compat.v1.ConfigProto(device_count={"CPU": options["num_gpus"]})
 
 
 def test_a_skipped_step_has_its_own_batch(staging, monkeypatch):
@@ -130,9 +126,11 @@ def test_a_skipped_step_has_its_own_batch(staging, monkeypatch):
 def test_a_step_that_is_not_of_the_batch_in_place_is_refused(staging):
     """Here one after the last step, for which nothing was fetched."""
     examples = toy_workload.load(DataRequest("train"))
-    with trainings.opened(toy_workload.WORKLOAD, examples, max_steps=2, **OPTIONS) as (built, session):
-        session.run(built.report)
-        before = session.run(built.report)
+    options = OPTIONS | dict(max_steps=2, stall_timeout_secs=9.0)
+    with trainings.opened(toy_workload.WORKLOAD, examples, **options) as (built, session):
+        for step in range(2):
+            assert set(session.run(built.progress).values()) == {step}  # of the next step's input too
+            before = session.run(built.report)
         with pytest.raises(tf.errors.InvalidArgumentError, match="the batches on the devices are not those of this"):
             session.run(built.report)
         assert session.run(tf.compat.v1.train.get_global_step(built.graph)) == before.step
@@ -154,12 +152,3 @@ def test_the_summary_shows_the_images_that_are_trained_on(staging, monkeypatch):
             shown.append([session.run(built.summary) for _ in range(3)])
     assert len(set(shown[0])) == 3
     assert shown[0] == shown[1]
-
-
-def test_progress_counts_the_input_that_a_step_waits_for(staging):
-    """The next step's: its own was there when it began."""
-    examples = toy_workload.load(DataRequest("train"))
-    with trainings.opened(toy_workload.WORKLOAD, examples, stall_timeout_secs=9.0, **OPTIONS) as (built, session):
-        for step in range(3):
-            assert set(session.run(built.progress).values()) == {step}
-            session.run(built.report)
