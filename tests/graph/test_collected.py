@@ -20,6 +20,9 @@ def test_collected_losses_count_once(update):
     def decay(weights):
         return 0.1 * tf.reduce_sum(weights**2)
 
+    def network(features, **kwargs):
+        return features @ v1.get_variable("w/kernel", [4, 3], features.dtype, **kwargs)
+
     def declared(features, training):
         return network(features, regularizer=decay)
 
@@ -32,37 +35,22 @@ def test_collected_losses_count_once(update):
 
     def of_layers(features, training):
         """The second layer has the first one's weights, and no part in the outputs."""
-        first, second = (
-            core.Dense(
-                3,
-                None,
-                False,
-                v1.glorot_uniform_initializer(),
-                kernel_regularizer=decay,
-                name="w",
-                dtype=features.dtype,
-                _reuse=reuse,
-            )(features)  # fmt: skip
-            for reuse in (None, True)
-        )
+        about = dict(use_bias=False, kernel_initializer=v1.glorot_uniform_initializer(), kernel_regularizer=decay)
+        about |= dict(name="w", dtype=features.dtype)
+        first, second = (core.Dense(3, **about, _reuse=reuse)(features) for reuse in (None, True))
         return first + 0 * second
 
-    def network(features, **kwargs):
-        return features @ v1.get_variable("w/kernel", [4, 3], features.dtype, **kwargs)
-
-    def total(outputs, labels):
+    def summed(outputs, labels):
         return softmax_cross_entropy(outputs, labels) + v1.losses.get_regularization_loss()
 
-    examples = toy_workload.load(DataRequest("train"))
-    results = [
-        trainings.train(Workload("n", None, inference, loss), examples, 3, variable_update=mode, num_gpus=2,
-                        batch_size=4, dtype="float64")
-        for inference, loss, mode in [(declared, softmax_cross_entropy, "cpu"), (declared, total, update),
-                                      (collected, softmax_cross_entropy, update), (collected, total, update),
-                                      (of_layers, softmax_cross_entropy, update), (of_layers, total, update)]
-    ]  # fmt: skip
-    for result in results[1:]:
-        trainings.assert_same(result, results[0])
+    def train(inference, loss, update):
+        workload, examples = Workload("n", None, inference, loss), toy_workload.load(DataRequest("train"))
+        return trainings.train(workload, examples, 3, variable_update=update, num_gpus=2, batch_size=4, dtype="float64")
+
+    expected = train(declared, softmax_cross_entropy, "cpu")
+    for inference in (declared, collected, of_layers):
+        for loss in (softmax_cross_entropy, summed):
+            trainings.assert_same(train(inference, loss, update), expected)
 
 
 @pytest.mark.parametrize("options", [dict(), dict(num_gpus=2), dict(num_gpus=2, variable_update="mirrored")])
