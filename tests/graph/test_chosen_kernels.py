@@ -13,29 +13,21 @@ from tower_train.inference import saved_run
 v1 = tf.compat.v1
 
 
-@pytest.fixture
-def is_tensor_float_32():
-    yield tf.config.experimental.tensor_float_32_execution_enabled
-    tf.config.experimental.enable_tensor_float_32_execution(True)
-
-
-def test_products_are_rounded_as_the_run_says_also_where_it_is_evaluated(is_tensor_float_32, tmp_path):
-    jobs.train_toy(tmp_path, max_steps=1, tensor_float_32=False)
-    assert not is_tensor_float_32()
-    jobs.train_toy(tmp_path / "another", max_steps=1, tensor_float_32=True)
-    assert is_tensor_float_32()
-    saved_run.read(EvaluateOptions(train_dir=str(tmp_path)))
-    assert not is_tensor_float_32()
-
-
-@pytest.mark.parametrize("setting", [False, True])
-def test_a_run_that_says_nothing_leaves_what_the_program_has_set(setting, is_tensor_float_32, tmp_path):
-    tf.config.experimental.enable_tensor_float_32_execution(setting)
-    jobs.train_toy(tmp_path, max_steps=1)
-    assert is_tensor_float_32() == setting
-    assert jobs.read_json(tmp_path, "run.json")["config"]["tensor_float_32"] is None
-    saved_run.read(EvaluateOptions(train_dir=str(tmp_path)))
-    assert is_tensor_float_32() == setting
+def test_products_are_rounded_as_the_run_says_or_else_as_the_program_and_so_where_it_is_evaluated(tmp_path):
+    setting = tf.config.experimental
+    try:
+        for option, program, expected in ((False, True, False), (True, False, True), (None, False, False)):
+            setting.enable_tensor_float_32_execution(program)
+            folder = tmp_path / str(option)
+            jobs.train_toy(folder, max_steps=1, **({} if option is None else {"tensor_float_32": option}))
+            assert setting.tensor_float_32_execution_enabled() == expected
+            assert jobs.read_json(folder, "run.json")["config"]["tensor_float_32"] is option
+            for before in (False, True):
+                setting.enable_tensor_float_32_execution(before)
+                saved_run.read(EvaluateOptions(train_dir=str(folder)))
+                assert setting.tensor_float_32_execution_enabled() == (before if option is None else option)
+    finally:
+        setting.enable_tensor_float_32_execution(True)
 
 
 def test_a_deterministic_run_repeats_and_is_evaluated(tmp_path, capsys):

@@ -130,6 +130,7 @@ NETWORKS = {  # {what: (network, options, words of the GraphError)}
         lambda x: weights(x + tf.cast(tf.random.categorical(x, 1), x.dtype)), {}, r"\(Multinomial, .* Use .*random_u",
     ),
     "a pool": (with_pool, {}, "FractionalMaxPool"),
+    "a generator": (lambda x: weights(x + tf.random.Generator.from_seed(1).normal([8, 4])), {}, "RngReadAndSkip"),
 }  # fmt: skip
 
 
