@@ -31,21 +31,23 @@ _SLACK = 1.6  # times its share a section may take; what it leaves the others ha
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """One section: its name, its function, its description, and its seconds on a machine with GPUs."""
+    """One section: its name, its function, its description, its seconds on a machine with GPUs; and whether --quick has
+    it, since it is cheap on CPUs too."""
 
     name: str
     function: str
     about: str
     seconds: int
+    is_quick: bool = False
 
 
 SECTIONS = (
-    Section("machine", "gpu_checks.machine:check", "GPUs, driver, libraries, first kernels", 60),
-    Section("towers", "gpu_checks.towers:on_one_card", "several towers on one card against one tower, in float64", 45),
+    Section("machine", "gpu_checks.machine:check", "GPUs, driver, libraries, first kernels", 60, True),
+    Section("towers", "gpu_checks.towers:on_one_card", "several towers on one card against one, in float64", 45, True),
     Section("cards", "gpu_checks.towers:on_several_cards", "several cards against one, in float64", 45),
-    Section("means", "gpu_checks.towers:known_means", "each all-reduce on numbers whose means are known", 15),
+    Section("means", "gpu_checks.towers:known_means", "each all-reduce on numbers whose means are known", 15, True),
     Section("variables", "gpu_checks.modes:variables_and_reduces", "places of the variables and all-reduces", 50),
-    Section("dtypes", "gpu_checks.modes:dtypes", "speed of each dtype", 50),
+    Section("dtypes", "gpu_checks.modes:dtypes", "speed of each dtype", 50, True),
     Section("memory", "gpu_checks.memory:check", "memory of GPUs, an evaluation beside a training", 40),
     Section("runs", "gpu_checks.runs:check", "workers, resumes, places, GPU against CPU, in float64", 90),
     Section("fronts", "gpu_checks.fronts:check", "multi_gpu_model and Estimators", 35),
@@ -120,6 +122,11 @@ def _failure(what: str) -> dict:
     return {"verdict": results.FAILED, "what": what, "numbers": {}}
 
 
+def _unchecked(section: Section, why: str) -> Outcome:
+    finding = {"verdict": results.UNCHECKED, "what": section.about, "numbers": {"why": why}}
+    return Outcome(section, [finding], 0.0, 0.0)
+
+
 def build_plugin(folder: pathlib.Path) -> None:
     """Builds the GPUs that cannot compute, for a machine without others, in a process that need not succeed."""
     words = [sys.executable, "-c", "import sys, fake_gpus; fake_gpus.build(sys.argv[1])", str(folder)]
@@ -141,13 +148,14 @@ def run(asked, out: pathlib.Path) -> list[Outcome]:
             share = waiting[0].seconds / sum(section.seconds for section in waiting)
             section, left = waiting.pop(0), end - time.monotonic()
             print(f"{len(outcomes) + 1}/{len(asked.only)} {section.name}: {section.about} ...", flush=True)
-            if left < _LEAST_SECS:
-                finding = {"verdict": results.UNCHECKED, "what": section.about, "numbers": {"why": "no time was left"}}
-                outcomes.append(Outcome(section, [finding], 0.0, 0.0))
+            if asked.quick and not section.is_quick:
+                last = _unchecked(section, "--quick; the tests have it on CPUs")
+            elif left < _LEAST_SECS:
+                last = _unchecked(section, "no time was left")
             else:
                 limit = min(left, max(_LEAST_SECS, _SLACK * share * left))
-                outcomes.append(run_section(section, limit, asked.quick, shared, log, compile_first(outcomes)))
-            last = outcomes[-1]
+                last = run_section(section, limit, asked.quick, shared, log, compile_first(outcomes))
+            outcomes.append(last)
             for finding in last.findings:
                 if finding["verdict"] == results.FAILED:
                     print(f"    {results.shown(finding)}")

@@ -82,7 +82,7 @@ def test_a_section_that_crashes_hangs_or_fails_is_a_line_and_not_the_end(check, 
     pathlib.Path(tmp_path, "gpu_faults.py").write_text(FAULTS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(gpu_check, "_LEAST_SECS", 1)
-    sections = [gpu_check.Section(name, f"gpu_faults:{function}", name, seconds)
+    sections = [gpu_check.Section(name, f"gpu_faults:{function}", name, seconds, True)
                 for name, function, seconds in (
                     ("crash", "crash", 9), ("hang", "hang", 2), ("compile", "compile", 9), ("slow", "hang", 2),
                     ("fail", "fail", 9), ("leave", "leave", 9))]  # fmt: skip

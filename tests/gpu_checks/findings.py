@@ -13,17 +13,8 @@ VERDICTS = (FAILED, UNCHECKED, OK, MEASURED)  # the worst first
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The settings that a section is given.
-
-    Attributes:
-      seconds: its time limit.
-      quick: whether only what is cheap on CPUs is wanted.
-      scratch: a folder of its own.
-      data_dir: the folder of the drawn images, shared by all sections.
-      findings: the file for its findings.
-      plugin: path of the fake GPUs, or None.
-      started: when the section began, by time.monotonic.
-    """
+    """The settings of a section: its time limit, whether only what is cheap on CPUs is wanted, a folder of its own,
+    that of the drawn images for all, the file for its findings, the fake GPUs or None, and when it began."""
 
     seconds: float
     quick: bool

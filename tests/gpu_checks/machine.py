@@ -7,18 +7,17 @@ import subprocess
 import time
 
 import numpy as np
+import tensorflow as tf
 
 from gpu_checks.findings import COMPILED
+from tower_train import host
+from tower_train.graph import devices
 
 _SMI_COLUMNS = ("index", "name", "memory.total", "memory.used", "driver_version", "compute_cap")
 _PRODUCT_TOLERANCE = 1e-2  # of products whose factors may have 10 bits
 
 
 def check(findings, settings):
-    import tensorflow as tf
-
-    from tower_train import host
-
     here = host.describe()
     findings.measured(
         f"{here['processor']}, {here['cores']} cores, {here['memory_bytes'] / 2**30:.0f} GiB", **here["versions"]
@@ -26,11 +25,9 @@ def check(findings, settings):
     build = tf.sysconfig.get_build_info()
     names = ("cuda_version", "cudnn_version", "cuda_compute_capabilities")
     findings.measured("TensorFlow was built with", **{name: build[name] for name in names if name in build})
-    driver = host.nvidia_driver()
-    if driver == host.NVIDIA_DRIVER:
-        findings.measured("NVIDIA driver", version=pathlib.Path(driver).read_text().splitlines()[0])
-    elif driver:
-        findings.measured("NVIDIA driver", found_by=driver)
+    if driver := host.nvidia_driver():
+        version = pathlib.Path(driver).read_text().splitlines()[0] if driver == host.NVIDIA_DRIVER else "unknown"
+        findings.measured("NVIDIA driver", found_by=driver, version=version)
     for line in nvidia_smi(_SMI_COLUMNS) or []:
         findings.measured("nvidia-smi", **dict(zip(_SMI_COLUMNS, line, strict=False)))
     gpus = tf.config.list_physical_devices("GPU")
@@ -39,27 +36,23 @@ def check(findings, settings):
         if hidden is not None and (not hidden or hidden.startswith("-1")):
             findings.unchecked("GPUs", f"CUDA_VISIBLE_DEVICES={hidden!r} hides them")
         elif driver:
-            findings.check(
-                False, "TensorFlow sees a GPU on this machine with an NVIDIA driver; its remarks say why not"
-            )
+            findings.check(False, "TensorFlow sees a GPU beside an NVIDIA driver; its remarks say why not")
         findings.unchecked("kernels, memory and speed of GPUs", "TensorFlow sees no GPU; towers on the CPU instead")
         return
     for gpu in gpus:
         with findings.attempt(f"{gpu.name} computes"):
-            _check_gpu(tf, findings, gpu)
+            _check_gpu(findings, gpu)
     _time_starts(findings, settings)
 
 
 def _time_starts(findings, settings):
     """A first training compiles kernels that the wheel has no binaries of, a second finds them in CUDA's cache."""
-    from gpu_checks import trials
+    from gpu_checks import trials  # which asks this module
 
     for number in ("first", "second"):
         with findings.attempt(f"the {number} training"):
-            start = time.monotonic()
-            trials.command(
-                "tower_train", *trials.training_words(settings, number, max_steps=20), seconds=settings.left()
-            )
+            start, words = time.monotonic(), trials.training_words(settings, number, max_steps=20)
+            trials.command("tower_train", *words, seconds=settings.left())
             findings.measured(f"the {number} training of 20 steps, start to end", seconds=time.monotonic() - start)
 
 
@@ -96,9 +89,7 @@ def megabytes(column: str) -> list[int] | None:
     return [int(cell) for cell, *_ in rows] if rows and all(cell.isdigit() for cell, *_ in rows) else None
 
 
-def _check_gpu(tf, findings, gpu):
-    from tower_train.graph import devices
-
+def _check_gpu(findings, gpu):
     devices.let_memory_grow(tf.config.list_physical_devices("GPU"))
     details = tf.config.experimental.get_device_details(gpu)
     capability = details.get("compute_capability")

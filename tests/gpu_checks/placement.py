@@ -10,9 +10,6 @@ _PART_MEGABYTES = 2000
 
 def check(findings, settings):
     """Each case's executors are made without soft placement, which takes a kernel for every operation on its device."""
-    if settings.quick:
-        findings.unchecked("kernels and traffic of each kind of training", "--quick; tests/gpus has them too")
-        return
     dumps = pathlib.Path(settings.scratch, "dumps")
     dumps.mkdir()
     # TensorFlow reads these when it is loaded.

@@ -5,6 +5,10 @@ import subprocess
 import sys
 from typing import NamedTuple
 
+import tensorflow as tf
+
+from gpu_checks import trials
+
 _STEPS, _SECS_EACH = 6, 25  # about what a pair may take
 _EXACT = dict(dtype="float64", optimizer="momentum", learning_rate=0.01, batch_size=8, num_gpus=1)
 
@@ -54,11 +58,6 @@ PAIRS = {
 
 
 def check(findings, settings):
-    if settings.quick:
-        findings.unchecked("whole runs against each other", "--quick; tests/graph and tests/cluster have them on CPUs")
-        return
-    from gpu_checks import trials
-
     here = len(trials.gpus())
     for number, (what, pair) in enumerate(PAIRS.items()):
         if here < pair.gpus and (here or not pair.on_cpus):
@@ -67,17 +66,18 @@ def check(findings, settings):
             findings.unchecked(what, "no time was left")
         else:
             with findings.attempt(what):
-                one = _train(settings, trials, f"one-{number}", pair.one, pair.first_steps, pair.workers)
-                other = _train(settings, trials, f"other-{number}", pair.other)
-                difference = trials.greatest_difference(one, other)
-                findings.check(difference <= pair.tolerance, what, greatest_relative_difference=difference)
-    _check_float16(findings, settings, trials, here)
+                one = _train(settings, f"one-{number}", pair.one, pair.first_steps, pair.workers)
+                trials.compare(findings, what, one, _train(settings, f"other-{number}", pair.other), pair.tolerance)
+    with findings.attempt("float16"):
+        words = dict(num_gpus=1, dtype="float16", max_steps=50 if here else 3, batch_size=8)
+        done = trials.command(
+            "tower_train", *trials.training_words(settings, "float16", **words), seconds=settings.left()
+        )
+        findings.check("Stopped by last step" in done.stdout, "a run in float16 with its loss scale ends well")
 
 
-def _train(settings, trials, name, options, first_steps=0, workers=1) -> dict:
+def _train(settings, name, options, first_steps=0, workers=1) -> dict:
     """{variable: value} after the last step of a run."""
-    import tensorflow as tf
-
     for steps in filter(None, (first_steps, _STEPS)):
         words = trials.training_words(settings, name, **(_EXACT | options), max_steps=steps, check_towers="never")
         if workers == 1:
@@ -88,14 +88,3 @@ def _train(settings, trials, name, options, first_steps=0, workers=1) -> dict:
             subprocess.run(start, check=True, timeout=max(5.0, settings.left()))
     reader = tf.train.load_checkpoint(f"{settings.scratch}/{name}/model.ckpt-{_STEPS}")
     return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
-
-
-def _check_float16(findings, settings, trials, here):
-    if settings.left() < _SECS_EACH:
-        findings.unchecked("float16", "no time was left")
-        return
-    with findings.attempt("float16"):
-        steps = 50 if here else 3
-        words = trials.training_words(settings, "float16", num_gpus=1, dtype="float16", max_steps=steps, batch_size=8)
-        done = trials.command("tower_train", *words, seconds=settings.left())
-        findings.check("Stopped by last step" in done.stdout, "a run in float16 with its loss scale ends well")

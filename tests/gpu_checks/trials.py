@@ -93,10 +93,6 @@ def choices(option: str) -> tuple[str, ...]:
     return next(field.metadata["allowed"] for field in dataclasses.fields(Config) if field.name == option)
 
 
-def dtypes() -> list[str]:
-    return [name for name in choices("dtype") if name != "auto"]
-
-
 def variables_after(steps: int, model: str, data_dir: str, **options) -> dict[str, np.ndarray]:
     workload, examples = workload_and_examples(model, data_dir)
     return trainings.train(workload, examples, steps, **({"device": "auto"} | options))[1]
@@ -108,6 +104,12 @@ def greatest_difference(values: dict, expected: dict) -> float:
         raise ValueError(f"variables {sorted(values)} beside {sorted(expected)}")
     return max(float(np.max(np.abs(values[name] - expected[name])) / max(np.max(np.abs(expected[name])), 1e-300))
                for name in expected)  # fmt: skip
+
+
+def compare(findings, what: str, values: dict, expected: dict, tolerance: float = TOLERANCE) -> None:
+    """Writes whether two trainings have ended with the same variables."""
+    difference = greatest_difference(values, expected)
+    findings.check(difference <= tolerance, what, greatest_relative_difference=difference)
 
 
 def examples_per_sec(workload: Workload, examples, seconds: float, tensor_float_32=True, **options) -> float:
