@@ -110,4 +110,6 @@ def reason(error: Exception) -> str:
     text = str(getattr(error, "message", error)).removeprefix("Graph execution error:")
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("From /job:")]
     node = next((i for i, line in enumerate(lines) if line.startswith("Node: ")), -1)  # the reason comes next
-    return (lines[node + 1 :] or lines or [type(error).__name__])[0].strip().rstrip(".")
+    lines = [line for line in lines[node + 1 :] if not line.startswith("Exception encountered when calling")] or lines
+    line = (lines or [type(error).__name__])[0].removeprefix("\x1b[1m").removesuffix("\x1b[0m")
+    return line.partition(" with these attrs")[0].strip().rstrip(".")

@@ -83,9 +83,8 @@ def prepare():
             super().__init__(f"{os.path.basename(path)}.weights.h5", **kwargs)
 
     keras.callbacks.ModelCheckpoint = AnyPath
-    keras.layers.RandomRotation = lambda factor: keras.layers.RandomFlip()  # Keras' own fails in float64
     in_top_k = tf.math.in_top_k
-    tf.math.in_top_k = lambda targets, outputs, k: in_top_k(targets, tf.cast(outputs, tf.float32), k)  # likewise
+    tf.math.in_top_k = lambda targets, outputs, k: in_top_k(targets, tf.cast(outputs, tf.float32), k)
     read = keras.utils.image_dataset_from_directory
     keras.utils.image_dataset_from_directory = lambda *args, **kwargs: read(*args, **kwargs).map(
         lambda pixels: tf.cast(pixels, tf.float64)

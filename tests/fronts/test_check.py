@@ -1,5 +1,7 @@
 """parallel_model.check shows on a few examples whether towers train what Keras trains."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -29,8 +31,25 @@ def parallel(*layers):
 def test_towers_that_train_what_keras_trains_are_shown_to(layer):
     model = parallel(keras.layers.Dense(8, "relu"), layer)
     before = model.template.get_weights()
-    assert model.check(X, Y).startswith("2 towers equal one device on this model to ")
+    line = model.check(X, Y)
+    assert line.startswith("2 towers equal one device on this model to ") and " examples, float64" in line
     assert all((one == other).all() for one, other in zip(before, model.template.get_weights(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("layers", "reason"),
+    [
+        (
+            lambda x: keras.layers.AveragePooling3D((2, 1, 1))(x[..., None, None, None])[:, :, 0, 0, 0],
+            "No OpKernel was registered",
+        ),
+        (lambda x: keras.ops.cast(x, "float32"), r"Cast \(.*:\d+\) computes in float32"),
+    ],
+)
+def test_a_model_that_cannot_be_computed_in_float64_is_compared_in_its_own_dtype(layers, reason):
+    assert keras.config.floatx() == "float32"
+    line = parallel(keras.layers.Dense(8), keras.layers.Lambda(layers)).check(X, Y)
+    assert re.search(rf"examples, float32\)\. In float64: {reason}", line)
 
 
 def test_a_layer_over_the_batch_is_found():

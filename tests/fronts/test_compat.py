@@ -380,3 +380,20 @@ def test_batches_are_those_of_whatever_fit_takes():
     [(inputs, labels)] = compat.batches((pair for pair in [(x, y)]), None, None, 4)
     np.testing.assert_array_equal(inputs, x)
     np.testing.assert_array_equal(labels, y)
+
+
+def test_variables_layers_losses_and_optimizers_compute_in_float64_and_are_then_as_before():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
+    model.compile(keras.optimizers.SGD(0.1), keras.losses.MeanSquaredError())
+    x, y = np.ones([4, 3], np.float32) / 3, np.ones([4, 2], np.float32)
+    model.optimizer.build(model.trainable_variables)
+    before, (kernel, bias) = model.get_weights(), map(np.float64, model.get_weights())
+    with compat.in_float64([*model.variables, *model.optimizer.variables]):
+        model.train_on_batch(x, y)
+        slope = x.astype(np.float64) @ kernel + bias - 1  # the derivative of the mean of squares of 8 numbers, times 4
+        np.testing.assert_allclose(model.get_weights()[0], kernel - 0.1 / 4 * x.T @ slope, rtol=1e-7)
+        assert {weight.dtype for weight in model.get_weights()} == {np.dtype("float64")}
+        assert model(x).dtype == tf.float64
+    assert all(np.array_equal(*pair) for pair in zip(before, model.get_weights(), strict=True))
+    assert model.get_weights()[0].dtype == np.float32 and model(x).dtype == tf.float32

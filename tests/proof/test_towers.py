@@ -75,8 +75,22 @@ def pooled(features, training):
 
 def test_an_operation_without_a_kernel_for_float64_is_compared_in_float32(capsys, monkeypatch):
     monkeypatch.setattr(towers, "_LONG_SECS", 0)
-    assert compared(pooled).dtype == "float32"
+    outcome = compared(pooled)
+    assert outcome.dtype == "float32" and ". In float64: No OpKernel was registered to support" in outcome.line
     assert "comparing 2 with 1, for about" in capsys.readouterr().out
+
+
+def test_heavy_steps_are_fewer_and_smaller(monkeypatch):
+    monkeypatch.setattr(towers, "_HEAVY", 4 * 8 + 8 * 3 - 1)  # the multiplications of `plain` less one
+    assert (compared(plain).steps, compared(plain).examples) == (2, 2)
+    monkeypatch.setattr(towers, "_HEAVY", 4 * 8 + 8 * 3)
+    assert (compared(plain).steps, compared(plain).examples) == (3, 8)
+
+
+def test_gradients_of_zero_show_nothing():
+    outcome = compared(plain, lambda logits, labels: 0 * tf.reduce_mean(logits))
+    assert outcome.line.startswith("*** towers: nothing to compare: every gradient is 0 in 3 steps of 8 examples")
+    assert not outcome.differs and json.dumps(outcome.record)
 
 
 def test_a_difference_can_be_allowed():

@@ -8,12 +8,13 @@ import contextlib
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.src.backend import random as backend_random
+from keras.src.backend import tensorflow as backend_tensorflow
 from keras.src.backend.common import global_state
 from keras.src.trainers import data_adapters
 from tensorflow.python.eager import context
@@ -267,6 +268,34 @@ def drawn_for_more(
 
 class _NoSeed(int):
     """The number that TensorFlow gives to a draw without a seed."""
+
+
+def python_floats():
+    """Makes Keras' image layers take Python's numbers as floatx instead of float32; a context manager."""
+    convert = backend_tensorflow.convert_to_tensor
+
+    def converted(x, dtype=None, **kwargs):
+        return convert(x, keras.config.floatx() if dtype is None and isinstance(x, float) else dtype, **kwargs)
+
+    return replaced(backend_tensorflow, "convert_to_tensor", converted)
+
+
+@contextlib.contextmanager
+def in_float64(variables: Iterable[keras.Variable]) -> Iterator[None]:
+    """Lets variables have their values, and all layers and losses compute, in float64 within this block; after it the
+    variables have their values of before."""
+    dtype = {"compute_dtype": "float64", "variable_dtype": "float64", "dtype_policy": keras.DTypePolicy("float64")}
+    with contextlib.ExitStack() as stack:
+        for name, value in dtype.items():
+            stack.enter_context(replaced(keras.Layer, name, property(lambda _, value=value: value)))
+        stack.enter_context(replaced(keras.losses.Loss, "dtype", property(lambda _: "float64")))
+        for variable in variables:
+            if tf.as_dtype(variable.dtype).is_floating:
+                value = tf.Variable(variable.numpy(), dtype=tf.float64)
+                value._unique_id = variable._value._unique_id  # by which optimizers know it
+                stack.enter_context(replaced(variable, "_value", value))
+                stack.enter_context(replaced(variable, "_dtype", "float64"))
+        yield
 
 
 def seed_state(seed) -> keras.Variable | None:

@@ -64,11 +64,12 @@ def kept_in(dtype: str) -> str:
 
 @contextlib.contextmanager
 def floatx(dtype: str) -> Iterator[None]:
-    """Makes the dtype of variables Keras' default within this block."""
+    """Makes the dtype of variables Keras' default, also of Python's numbers, within this block."""
     before = keras.config.floatx()
     keras.config.set_floatx(kept_in(dtype))
     try:
-        yield
+        with compat.python_floats():
+            yield
     finally:
         keras.config.set_floatx(before)
 

@@ -16,17 +16,16 @@ from tower_train import errors
 from tower_train.config import Config
 from tower_train.console import ProgressBar, say
 from tower_train.examples import Examples
-from tower_train.graph.random_state import ancestors
 from tower_train.graph.record import TrainingGraph
 from tower_train.proof import normalization, operations
-from tower_train.proof.rounding import FEW_ROUNDINGS, MOST_NOISE, SEEDS, SENSITIVITY, epsilon, rounded
+from tower_train.proof.rounding import MOST_NOISE, SEEDS, SENSITIVITY, epsilon, few_roundings, least_exact, rounded
 from tower_train.proof.trial import LOSS, Begun, Gap, Trial, first_steps, gaps_after
 from tower_train.workload import Workload
 
 _MOST_DEVICES, _MOST_BATCHES = 4, 2  # of --check_towers=auto; more towers would show nothing else
 _LARGE = 1_500  # operations of a tower from which on building them takes many seconds
+_HEAVY = 100_000_000  # multiplications for an example from which on steps do, in float64
 _LONG_SECS = 10  # from which on the log tells before how long it takes
-_NONE = 1e-10  # relative differences so small are none
 _OURS = ("cifar10", "tower_train")  # packages with workloads that the tests hold to the promise
 
 
@@ -41,7 +40,8 @@ class Outcome:
       normalizes: whether batch normalisation was synchronised for it.
       seconds: that it took.
       differs: what differs, and where that begins; empty if nothing does.
-      undecided: whether one tower differs as much once its weights are rounded.
+      undecided: why nothing can be told; empty if something can.
+      not_float64: the error that float64 meets; empty if there is none.
     """
 
     towers: int
@@ -52,7 +52,8 @@ class Outcome:
     normalizes: bool
     seconds: float
     differs: str = ""
-    undecided: bool = False
+    undecided: str = ""
+    not_float64: str = ""
 
     @property
     def line(self) -> str:
@@ -60,14 +61,12 @@ class Outcome:
         if self.differs:
             return f"*** --allow_differences: {self.differs}"
         if self.undecided:
-            return (
-                f"*** towers: {self.towers} differ from 1 by {self.relative:.0e}, as 1 does once its weights are "
-                "rounded: this network magnifies roundings so much that nothing can be told"
-            )
-        about = f"{self.steps} step{'s' * (self.steps > 1)} of {self.examples} examples, {self.dtype}"
+            return f"*** towers: {self.undecided}"
+        about = f"{self.steps} steps of {self.examples} examples, {self.dtype}"
         if self.normalizes:
             about += ", batch normalisation over all towers"
-        return f"towers:   {self.towers} equal 1 on this network to {self.relative:.0e} ({about}; {self.seconds:.1f} s)"
+        line = f"towers:   {self.towers} equal 1 on this network to {self.relative:.0e} ({about}; {self.seconds:.1f} s)"
+        return f"{line}. In float64: {self.not_float64}" if self.not_float64 else line
 
     @property
     def relative(self) -> float:
@@ -110,7 +109,7 @@ def compare_towers(workload: Workload, examples: Examples, config: Config, graph
       GraphError: they differ, and config.allow_differences is not set; or the network breaks a rule of the towers.
     """
     began = time.perf_counter()
-    is_large = sum(op.name.startswith("tower_0/") for op in graph.graph.get_operations()) > _LARGE
+    is_large = _is_large(graph)
     steps = 2 if is_large else 3
     has_moments = normalization.is_in(graph.graph)
     normalizes = graph.compared.normalizes or has_moments
@@ -118,6 +117,7 @@ def compare_towers(workload: Workload, examples: Examples, config: Config, graph
     each = min((2 if workload.mix else 1) if is_large and not normalizes else 4, graph.layout.tower_batch)
     several, one = _configs(config, graph, normalizes, each)
     examples = _at_hand(examples, steps * several.global_batch)
+    refusals: list[Exception] = []
     for dtype in dict.fromkeys(["float64", "float32", config.dtype]):
         try:
             with ProgressBar(_columns, total=2 + 3 * steps) as bar:
@@ -130,17 +130,29 @@ def compare_towers(workload: Workload, examples: Examples, config: Config, graph
                 outcome = _compared(*trials, steps, normalizes)
             break
         except Exception as error:  # whatever the network raises for small batches, or TensorFlow in another dtype
-            refusal = error
+            refusals.append(error)
     else:
-        if isinstance(refusal, errors.GraphError):
-            raise refusal
-        return f"*** towers: not compared with one, as a step of few examples fails ({errors.reason(refusal)})."
-    outcome = dataclasses.replace(outcome, seconds=time.perf_counter() - began)
+        if isinstance(refusals[-1], errors.GraphError):
+            raise refusals[-1]
+        return f"*** towers: not compared with one, as a step of few examples fails ({errors.reason(refusals[-1])})."
+    not_float64 = errors.reason(refusals[0]) if refusals else ""
+    outcome = dataclasses.replace(outcome, seconds=time.perf_counter() - began, not_float64=not_float64)
     if outcome.differs and not config.allow_differences:
         raise errors.GraphError(
             f"workload {workload.name}: {outcome.differs}\nChange that, or train all the same with --allow_differences."
         )
     return outcome
+
+
+def _is_large(graph: TrainingGraph) -> bool:
+    """Returns whether a run's tower takes long to build, or its steps in float64."""
+    ops = [op for op in graph.graph.get_operations() if op.name.startswith("tower_0/")]
+    products = 0
+    for op in ops:
+        is_forward = not op.name.startswith("tower_0/gradients/")
+        if is_forward and op.type.endswith(("MatMul", "Conv2D", "Conv3D")):  # products with each row of the weights
+            products += (op.outputs[0].shape.num_elements() or 0) * (op.inputs[1].shape[:-1].num_elements() or 0)
+    return len(ops) > _LARGE or products > _HEAVY * graph.layout.tower_batch
 
 
 def _columns(progress) -> list:
@@ -194,7 +206,7 @@ def _at_hand(examples: Examples, count: int) -> Examples:
 
 
 def _compared(one: Trial, many: Trial, steps: int, normalizes: bool) -> Outcome:
-    dtype = _dtype_on_the_way(one)
+    dtype = least_exact(one.built.compared.losses[:1], [v.handle.op for v in one.weights.values()]).dtype
     rounding = epsilon(np.dtype(dtype.as_numpy_dtype))
     with one.begun() as first, many.begun() as others:
         gaps, of_resumed = _train(first, others, steps, resumes=True)
@@ -204,12 +216,19 @@ def _compared(one: Trial, many: Trial, steps: int, normalizes: bool) -> Outcome:
     if excess := _beyond(of_resumed, rounding):
         return dataclasses.replace(outcome, gap=first_steps(excess)[0], differs=_resumed_differs(one, excess, rounding))
     if excess := _beyond(gaps, rounding):
-        noise = _noise(one, steps, rounding)
-        if excess := _beyond(excess, rounding, noise):
+        if excess := _beyond_noise(one, excess, steps, rounding):
             return dataclasses.replace(
                 outcome, gap=first_steps(excess)[0], differs=_towers_differ(one, many, excess, rounding)
             )
-        return dataclasses.replace(outcome, undecided=largest.of_largest > MOST_NOISE)
+        if largest.of_largest > MOST_NOISE:
+            why = (
+                f"{many.towers} differ from 1 by {largest.of_largest:.0e}, as 1 does once its weights are rounded: "
+                "this network magnifies roundings so much that nothing can be told"
+            )
+            return dataclasses.replace(outcome, undecided=why)
+    if not any(gap.largest for gap in gaps if gap.is_of_gradient):
+        why = f"nothing to compare: every gradient is 0 in {steps} steps of {size} examples, so no weight is trained"
+        return dataclasses.replace(outcome, undecided=why)
     return outcome
 
 
@@ -234,32 +253,23 @@ def _beyond(gaps: Sequence[Gap], rounding: float, noise: Mapping[tuple[str, int]
     noise = noise or {}
 
     def limit(gap: Gap) -> float:
-        return max(max(FEW_ROUNDINGS * rounding, _NONE) * gap.scale, SENSITIVITY * noise.get((gap.name, gap.step), 0.0))
+        return max(few_roundings(rounding) * gap.scale, SENSITIVITY * noise.get((gap.name, gap.step), 0.0))
 
     return [gap for gap in gaps if gap.absolute > limit(gap)]
 
 
-def _noise(trial: Trial, steps: int, rounding: float) -> dict[tuple[str, int], float]:
-    """Returns {(name, step): the change by one rounding of each weight}, the greatest of several trainings."""
+def _beyond_noise(trial: Trial, gaps: Sequence[Gap], steps: int, rounding: float) -> Sequence[Gap]:
+    """Returns the gaps that are beyond what one rounding of each weight changes, the most of several trainings."""
     noise: dict[tuple[str, int], float] = {}
+    weights = trial.initial_weights()
     for seed in SEEDS:
-        near = {name: rounded(value, rounding, seed) for name, value in trial.initial_weights().items()}
+        near = {name: rounded(value, rounding, seed) for name, value in weights.items()}
         with trial.begun() as first, trial.begun(near) as other:
             for gap in _train(first, other, steps)[0]:
                 noise[gap.name, gap.step] = max(gap.absolute, noise.get((gap.name, gap.step), 0.0))
-    return noise
-
-
-def _dtype_on_the_way(trial: Trial) -> tf.DType:
-    """Returns the least exact type in which tower 0 computes from the weights to the loss."""
-    reached = {v.handle.op for v in trial.weights.values()}
-    before = ancestors([trial.built.compared.losses[0].op])
-    dtypes = {trial.built.compared.losses[0].dtype}
-    for op in trial.built.graph.get_operations():  # in the order of their creation, so after their inputs
-        if op in before and any(tensor.op in reached for tensor in op.inputs):
-            reached.add(op)
-            dtypes |= {tensor.dtype for tensor in op.outputs if tensor.dtype.is_floating}
-    return min(dtypes, key=lambda dtype: (dtype.size, dtype == tf.float16))
+        if not (gaps := _beyond(gaps, rounding, noise)):
+            break
+    return gaps
 
 
 def _towers_differ(one: Trial, many: Trial, excess: Sequence[Gap], rounding: float) -> str:

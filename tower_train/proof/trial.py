@@ -105,6 +105,10 @@ class Gap:
         return f"{self.name} by {self.relative:.0e}" if np.isfinite(self.absolute) else f"{self.name} (inf or NaN)"
 
     @property
+    def is_of_gradient(self) -> bool:
+        return self.name.startswith(_GRADIENT)
+
+    @property
     def relative(self) -> float:
         return self.absolute / self.scale if self.scale else float(self.absolute > 0)
 
@@ -135,18 +139,20 @@ def _gap(name: str, step: int, one, other, least: float, largest: float) -> Gap:
     if one.dtype.kind not in "fc":
         one, other = one.astype(np.float64), other.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        distance = np.where((one == other) | (np.isnan(one) & np.isnan(other)), 0, np.abs(one - other))
-    absolute = float(np.nan_to_num(distance, nan=np.inf, posinf=np.inf).max(initial=0))
-    return Gap(name, step, absolute, max(least, _largest(one)), largest)
+        absolute = np.abs(one - other).max(initial=0)
+        if not np.isfinite(absolute):  # both may be: that is no difference
+            distance = np.where((one == other) | (np.isnan(one) & np.isnan(other)), 0, np.abs(one - other))
+            absolute = np.nan_to_num(distance, nan=np.inf, posinf=np.inf).max(initial=0)
+    return Gap(name, step, float(absolute), max(least, _largest(one)), largest)
 
 
 def _largest(value) -> float:
     value = np.abs(np.asarray(value))
-    return float(value[np.isfinite(value)].max(initial=0))
+    largest = value.max(initial=0)
+    return float(largest if np.isfinite(largest) else value[np.isfinite(value)].max(initial=0))
 
 
 def first_steps(gaps: Sequence[Gap]) -> list[Gap]:
     """Returns the gaps of the earliest step among these, gradients and the relatively largest first."""
     first = min((gap.step for gap in gaps), default=0)
-    of_gradients = [gap for gap in gaps if gap.name.startswith(_GRADIENT)]
-    return sorted((gap for gap in gaps if gap.step == first), key=lambda gap: (gap not in of_gradients, -gap.relative))
+    return sorted((gap for gap in gaps if gap.step == first), key=lambda gap: (not gap.is_of_gradient, -gap.relative))

@@ -108,7 +108,9 @@ def _requested(model: keras.Model, request) -> Join | Once | Finished | list[Los
     return completed
 
 
-def rehearse(model: keras.Model, step: Step, data, count: int) -> list[keras.optimizers.Optimizer]:
+def rehearse(
+    model: keras.Model, step: Step, data, count: int, losses: list[tf.Tensor] | None = None
+) -> list[keras.optimizers.Optimizer]:
     """Runs a step on a whole batch in a graph that is thrown away: creates the variables of layers, metrics and
     optimizers, and notes draws that depend on towers.
 
@@ -117,6 +119,7 @@ def rehearse(model: keras.Model, step: Step, data, count: int) -> list[keras.opt
       step: as for `run`.
       data: a batch, for its dtypes and shapes.
       count: of towers.
+      losses: gets the values of the step's losses in the graph.
 
     Returns:
       The optimizers.
@@ -125,7 +128,7 @@ def rehearse(model: keras.Model, step: Step, data, count: int) -> list[keras.opt
     specs = keras.tree.map_structure(lambda leaf: leaf if leaf is None else tf.type_spec_from_value(leaf), data)
     with compat.eager_mode(), tf.device(HOST):  # so that variables have their values now
         with keras.StatelessScope(), keras.SymbolicScope():
-            on_batch = tf.function(lambda batch: _note_losses(model, step, batch, trained), autograph=False)
+            on_batch = tf.function(lambda batch: _note_losses(model, step, batch, trained, losses), autograph=False)
             graph = on_batch.get_concrete_function(specs).graph
         for optimizer, variables in trained.values():
             if not optimizer.built:
@@ -140,8 +143,9 @@ def rehearse(model: keras.Model, step: Step, data, count: int) -> list[keras.opt
     return [optimizer for optimizer, _ in trained.values()]
 
 
-def _note_losses(model: keras.Model, step: Step, batch, trained: dict) -> None:
-    """Runs a step on a whole batch; notes by optimizers' ids those of its losses, and the variables that they train."""
+def _note_losses(model: keras.Model, step: Step, batch, trained: dict, values: list | None) -> None:
+    """Runs a step on a whole batch; notes by optimizers' ids those of its losses, and the variables that they train;
+    and the losses' values."""
     generator, answer = step(model, batch), None
     if not inspect.isgenerator(generator):
         raise errors.ConfigError(
@@ -165,3 +169,5 @@ def _note_losses(model: keras.Model, step: Step, batch, trained: dict) -> None:
         for loss in request if isinstance(request, list) else ():
             _, variables = trained.setdefault(id(loss.optimizer), (loss.optimizer, {}))
             variables.update({id(variable): variable for variable in loss.variables})
+            if values is not None:
+                values.append(loss.value)

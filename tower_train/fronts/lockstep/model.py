@@ -88,10 +88,10 @@ class TowerModel(keras.Model):
             several = TowerModel(self.template, self.towers * workers, self._merge_device)
         count = len(several.towers)
 
-        def optimizers_for(rows):
-            return engine.rehearse(self.template, self._train, tuple(rows), count)
+        def rehearse(rows, losses=None):
+            return engine.rehearse(self.template, self._train, tuple(rows), count, losses)
 
-        return proof.compare_steps(several, alone, (x, y, sample_weight), count, optimizers_for)
+        return proof.compare_steps(several, alone, (x, y, sample_weight), count, rehearse)
 
     @property
     def trained_variables(self) -> list[keras.Variable]:

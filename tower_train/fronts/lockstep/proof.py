@@ -9,21 +9,25 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.fronts import compat
+from tower_train.fronts.keras_building import floatx
 from tower_train.fronts.lockstep import parts
-from tower_train.proof.rounding import EACH, SEEDS, STEPS, compare_values, epsilon, rounded
+from tower_train.graph.random_state import line_of
+from tower_train.proof.rounding import EACH, SEEDS, STEPS, compare_values, epsilon, least_exact, rounded
 
 
 def compare_steps(
     towers: keras.Model, alone: keras.Model, data: Sequence, count: int,
-    optimizers_for: Callable[[Sequence], Sequence[keras.optimizers.Optimizer]],
+    rehearse: Callable[..., Sequence[keras.optimizers.Optimizer]],
 ) -> str:  # fmt: skip
     """Compares two steps of a model's towers with two of one device, and leaves the model as it was.
+
+    They are computed in float64 if all of the model can be, else in its own dtype.
 
     Args:
       towers, alone: compiled models with the same variables, one of which has towers.
       data: x, y, sample_weight, as `fit` takes them.
       count: of the towers.
-      optimizers_for: returns the optimizers of a step on a batch, with their variables.
+      rehearse: (batch, a list that gets its losses) -> the optimizers of a step on a batch, with their variables.
 
     Returns:
       A line for people.
@@ -34,39 +38,59 @@ def compare_steps(
     """
     normalizes = any(isinstance(each, keras.layers.BatchNormalization) for each in compat.sublayers(alone))
     rows = _rows(data, count, normalizes)
-    of_optimizers = [variable for each in optimizers_for(rows) for variable in each.variables]
-    variables = [*alone.variables, *of_optimizers, *alone.metrics_variables]
-    before = [variable.numpy() for variable in variables]
-    weights = {id(variable) for variable in alone.trainable_variables}
+    of_optimizers = [variable for each in rehearse(rows) for variable in each.variables]
+    variables = list({id(v): v for v in [*alone.variables, *of_optimizers, *alone.metrics_variables]}.values())
+    drawn_alike = _drawn_alike(count) if normalizes else contextlib.nullcontext()
+    with drawn_alike, _traced_anew(towers, alone):
+        try:
+            with compat.in_float64(variables), floatx("float64"):
+                rehearse(rows, losses := [])
+                _refuse_less_exact(losses)
+                return _compared(towers, alone, rows, variables, count, normalizes, "float64")
+        except errors.UserError as error:
+            raise type(error)(errors.reason(error)) from None  # without Keras' remarks around it
+        except Exception as error:  # whatever a layer raises, or TensorFlow without a kernel
+            reason = errors.reason(error)
+        with _traced_anew(towers, alone):
+            line = _compared(towers, alone, rows, variables, count, normalizes, alone.compute_dtype)
+            return f"{line}. In float64: {reason}"
 
-    def nearby(seed: int) -> list[np.ndarray]:
-        return [
-            rounded(b, epsilon(b.dtype), seed) if id(v) in weights else b
-            for v, b in zip(variables, before, strict=True)
-        ]
 
-    def after(model: keras.Model, values: Sequence[np.ndarray]) -> list[np.ndarray]:
-        _assign(variables, values)
+def _refuse_less_exact(losses: Sequence[tf.Tensor]) -> None:
+    """Raises TypeError if one of the losses is computed from variables in another dtype than float64."""
+
+    def reads(op: tf.Operation) -> bool:
+        return any(tensor.dtype == tf.resource for tensor in op.inputs) and any(t.dtype.is_floating for t in op.outputs)
+
+    for loss in losses:
+        least = least_exact([loss], [op for op in loss.graph.get_operations() if reads(op)])
+        if least.dtype != tf.float64:
+            raise TypeError(f"{least.op.type} ({line_of(least.op)}) computes in {least.dtype.name}")
+
+
+def _compared(
+    towers: keras.Model, alone: keras.Model, rows: Sequence, variables: Sequence[keras.Variable], count: int,
+    normalizes: bool, dtype: str,
+) -> str:  # fmt: skip
+    """Does the steps and compares the variables, which have their values of before then; returns a line for people."""
+    before, weights = [v.numpy() for v in variables], {id(variable) for variable in alone.trainable_variables}
+    metrics = {id(variable) for variable in alone.metrics_variables}
+    compared = [i for i, variable in enumerate(variables) if id(variable) not in metrics]
+
+    def after(model: keras.Model, seed: int | None = None) -> list[np.ndarray]:
+        for v, value in zip(variables, before, strict=True):
+            v.assign(value if seed is None or id(v) not in weights else rounded(value, epsilon(value.dtype), seed))
         for _ in range(STEPS):
             model.train_on_batch(*rows)
-        return [variable.numpy() for variable in variables]
+        return [variables[i].numpy() for i in compared]
 
+    about = f", {dtype}" + ", the same for each tower, as batch normalisation is by tower" * normalizes
     try:
-        with _drawn_alike(count, towers, alone) if normalizes else contextlib.nullcontext():
-            expected, received = after(alone, before), after(towers, before)
-            noise = zip(*(after(alone, nearby(seed)) for seed in SEEDS), strict=True)
+        names, nearby = [variables[i].path for i in compared], (after(alone, seed) for seed in SEEDS)
+        return compare_values(names, after(alone), after(towers), nearby, count, about)
     finally:
-        _assign(variables, before)
-    metrics = {id(variable) for variable in alone.metrics_variables}
-    return compare_values(
-        (
-            (variable.path, *values)
-            for variable, *values in zip(variables, expected, received, noise, strict=True)
-            if id(variable) not in metrics
-        ),
-        count,
-        normalizes,
-    )
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(value)
 
 
 def _rows(data: Sequence, count: int, normalizes: bool) -> list:
@@ -96,10 +120,9 @@ def _concatenated(leaves: Sequence):
     return tf.sparse.concat(0, leaves) if isinstance(leaves[0], tf.SparseTensor) else tf.concat(leaves, 0)
 
 
-@contextlib.contextmanager
-def _drawn_alike(count: int, *models: keras.Model) -> Iterator[None]:
+def _drawn_alike(count: int):
     """Makes layers draw the same random numbers for each tower's examples within this block, so that batches that are
-    the same stay so. Functions that models have traced are forgotten."""
+    the same stay so."""
 
     def alike(size):
         return None if not tf.is_tensor(size) and size % count else (size, tf.range(size) % (size // count))
@@ -110,18 +133,17 @@ def _drawn_alike(count: int, *models: keras.Model) -> Iterator[None]:
             "needs. Check the model without that layer."
         )
 
-    def forget():
-        for model in models:
-            model.train_function = None
+    return compat.drawn_for_more(alike, refuse)
 
-    forget()
+
+@contextlib.contextmanager
+def _traced_anew(*models: keras.Model) -> Iterator[None]:
+    """Lets models trace their training functions anew within this block, and have those of before after it."""
+    before = [model.train_function for model in models]
+    for model in models:
+        model.train_function = None
     try:
-        with compat.drawn_for_more(alike, refuse):
-            yield
+        yield
     finally:
-        forget()
-
-
-def _assign(variables: Sequence[keras.Variable], values: Sequence[np.ndarray]) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
+        for model, function in zip(models, before, strict=True):
+            model.train_function = function

@@ -60,14 +60,17 @@ def check(estimator: Estimator, input_fn: Callable) -> str:
         if one.normalizes:
             one = train(one_tower, True, one.first)
         several = train({}, one.normalizes, one.first)
-        again = train(one_tower, one.normalizes, one.first)
-        nearby = [one]
-        if one.equals(again):  # else it draws, and others' differences are no rounding
+
+        def nearby():
+            if not one.equals(train(one_tower, one.normalizes, one.first)):
+                return  # it draws, and others' differences are no rounding
             for seed in SEEDS:
                 near = {n: rounded(v, epsilon(v.dtype), seed) if n in one.weights else v for n, v in one.first.items()}
-                nearby.append(train(one_tower, one.normalizes, near))
-    values = ((name, v, several.last[name], [each.last[name] for each in nearby]) for name, v in one.last.items())
-    return compare_values(values, count, one.normalizes)
+                yield [*train(one_tower, one.normalizes, near).last.values()]
+
+        about = ", the same for each tower, as batch normalisation is by tower" * one.normalizes
+        values = ([each.last[name] for name in one.last] for each in (one, several))
+        return compare_values(list(one.last), *values, nearby(), count, about)
 
 
 def _save_examples(estimator: Estimator, input_fn: Callable, path: str, number: int) -> None:
