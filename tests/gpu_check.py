@@ -46,8 +46,6 @@ SECTIONS = (
     Section("towers", "gpu_checks.towers:on_one_card", "several towers on one card against one, in float64", 45, True),
     Section("cards", "gpu_checks.towers:on_several_cards", "several cards against one, in float64", 45),
     Section("means", "gpu_checks.towers:known_means", "each all-reduce on numbers whose means are known", 15, True),
-    Section("variables", "gpu_checks.modes:variables_and_reduces", "places of the variables and all-reduces", 50),
-    Section("dtypes", "gpu_checks.modes:dtypes", "speed of each dtype", 50, True),
     Section("memory", "gpu_checks.memory:check", "memory of GPUs, an evaluation beside a training", 40),
     Section("runs", "gpu_checks.runs:check", "workers, resumes, places, GPU against CPU, in float64", 90),
     Section("fronts", "gpu_checks.fronts:check", "multi_gpu_model and Estimators", 35),

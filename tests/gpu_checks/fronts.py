@@ -31,6 +31,7 @@ def check(findings, settings):
 
 
 def _model() -> keras.Model:
+    keras.backend.clear_session()  # names are numbered
     keras.config.set_floatx("float64")
     keras.utils.set_random_seed(1)
     with tf.device("/cpu:0"):

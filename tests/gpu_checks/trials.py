@@ -10,17 +10,13 @@ import numpy as np
 import tensorflow as tf
 import toy_workload
 import trainings
-from trainings import on_host
 
 import cifar10
-from cifar10 import rivals
 from gpu_checks import machine
 from tower_train.config import Config
-from tower_train.graph import devices, stream
-from tower_train.workload import DataRequest, Workload
+from tower_train.workload import DataRequest
 
 TOLERANCE = 1e-9  # of float64, as everywhere
-WARM_UP_STEPS = 10
 _SHARE_FOR_PARTS = 0.7
 _LEAST_MEGABYTES = 4500  # of a card that does not tell, as of the smallest part of an A100
 _SECS_TO_TELL = 5  # before a section's own end
@@ -67,28 +63,6 @@ def workload_and_examples(model: str, data_dir: str):
     return workload, workload.examples(DataRequest("train", "generated", data_dir))
 
 
-def fixed(model: str, batch: int, settings):
-    """(Workload, Examples, floating-point operations an example) of a network of cifar10 on one batch, in the graph."""
-    devices.let_memory_grow(gpus())  # the look at the data comes before any devices are placed
-    workload, examples = workload_and_examples(model, settings.data_dir)
-    without_gpus = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
-    with tf.Graph().as_default(), tf.device(devices.HOST), tf.compat.v1.Session(config=without_gpus) as session:
-        start, layout = tf.zeros([], tf.int64), on_host(batch, 1)
-        first = stream.training_stream(workload, examples, seed=0, examples_seen=start, layout=layout)
-        session.run(first.initializer)
-        arrays = session.run(first.batches[0])
-
-    def fetch(indices):
-        return tuple(tf.constant(np.resize(array, [indices.shape[0], *array.shape[1:]])) for array in arrays)
-
-    examples = dataclasses.replace(examples, open=lambda: fetch)
-    return (
-        dataclasses.replace(workload, augment=None, prepare=None),
-        examples,
-        rivals.flops_per_example(workload.options),
-    )
-
-
 def choices(option: str) -> tuple[str, ...]:
     return next(field.metadata["allowed"] for field in dataclasses.fields(Config) if field.name == option)
 
@@ -110,20 +84,6 @@ def compare(findings, what: str, values: dict, expected: dict, tolerance: float 
     """Writes whether two trainings have ended with the same variables."""
     difference = greatest_difference(values, expected)
     findings.check(difference <= tolerance, what, greatest_relative_difference=difference)
-
-
-def examples_per_sec(workload: Workload, examples, seconds: float, tensor_float_32=True, **options) -> float:
-    """Examples a second that a training takes after some steps."""
-    devices.choose_kernels(False, tensor_float_32)
-    with trainings.opened(workload, examples, **({"device": "auto"} | options)) as (built, session):
-        step = session.make_callable(built.report)
-        for _ in range(WARM_UP_STEPS):
-            step()
-        start, done = time.perf_counter(), 0
-        while (elapsed := time.perf_counter() - start) < seconds:
-            step()
-            done += 1
-    return done * built.layout.global_batch / elapsed
 
 
 def command(module: str, *words, seconds: float) -> subprocess.CompletedProcess:
