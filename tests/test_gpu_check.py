@@ -10,10 +10,7 @@ import forked
 import gpu_check
 import jobs
 import pytest
-import tensorflow as tf
-from gpu_checks import machine, towers
-
-from tower_train.graph import collectives
+from gpu_checks import machine
 
 
 class Forked(forked.Process):
@@ -86,7 +83,7 @@ def test_a_section_that_crashes_hangs_or_fails_is_a_line_and_not_the_end(check, 
                 for name, function, seconds in (
                     ("crash", "crash", 9), ("hang", "hang", 2), ("compile", "compile", 9), ("slow", "hang", 2),
                     ("fail", "fail", 9), ("leave", "leave", 9))]  # fmt: skip
-    status, report, text, printed = check("--quick", "--minutes=0.4", sections=tuple(sections))
+    status, report, text, printed = check("--quick", "--minutes=0.2", sections=tuple(sections))
     assert status == 1 and report["verdict"] == "FAILED" and text.startswith("# gpu_check: FAILED\n")
     told = {section["name"]: [(each["verdict"], each["what"]) for each in section["findings"]]
             for section in report["sections"]}  # fmt: skip
@@ -136,17 +133,8 @@ def test_nvidia_smi_is_asked_of_the_gpus_that_the_process_may_use(tmp_path, monk
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     a, b, c = ["100", "A"], ["200", "B"], ["[N/A]", "C"]
-    cases = {
-        None: None,
-        "0,1,2": [a, b, c],
-        "3": None,
-        "": [],
-        "2,0": [c, a],
-        "1,-1,0": [b],
-        "GPU-ab,0": [b, a],
-        "GPU-a": [],
-        "MIG-x": None,
-    }
+    cases = {None: None, "0,1,2": [a, b, c], "3": None, "": [], "2,0": [c, a], "1,-1,0": [b], "GPU-ab,0": [b, a],
+             "GPU-a": [], "MIG-x": None}  # fmt: skip
     for visible, expected in cases.items():
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         visible is None or monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -154,11 +142,3 @@ def test_nvidia_smi_is_asked_of_the_gpus_that_the_process_may_use(tmp_path, monk
     for visible, expected in (("1,0", [200, 100]), ("0,2", None), ("MIG-x", None)):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert machine.megabytes("memory.used") == expected
-
-
-def test_a_part_of_an_all_reduce_that_is_lost_is_found(monkeypatch):
-    assert towers.wrong_means(2, "collective") == 0
-    mean = collectives.AllReduce._mean
-    lose = lambda self, buffers: mean(self, [buffers[0], tf.zeros_like(buffers[1])])  # noqa: E731
-    monkeypatch.setattr(collectives.AllReduce, "_mean", lose)
-    assert towers.wrong_means(2, "collective") == 2**20 + 2 * 1000  # half of the places, on two devices

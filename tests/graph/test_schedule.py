@@ -11,7 +11,7 @@ from tower_train.graph import schedule
 
 v1 = tf.compat.v1
 NUM_EXAMPLES = 100
-COUNTS = np.arange(0, 2000, 7)
+COUNTS = np.append(np.arange(0, 2000, 7), [399, 400, 1099, 1100])
 
 
 def rates(counts, num_examples=NUM_EXAMPLES, **options):
@@ -23,32 +23,21 @@ def rates(counts, num_examples=NUM_EXAMPLES, **options):
         return np.array([session.run(rate, {seen: count}) for count in counts])
 
 
-def stairs(counts, rate, factor, epochs, num_examples=NUM_EXAMPLES):
-    options = dict(learning_rate=rate, learning_rate_decay_factor=factor, num_epochs_per_decay=epochs)
-    return rates(counts, num_examples, **options).tolist()
-
-
-@pytest.mark.parametrize(("epochs", "stair"), [(2.5, 250), (3, 300)])
+@pytest.mark.parametrize(
+    ("epochs", "stair"), [(2.5, 250), (3, 300), (0.0171, 1), (0.001, 1), (1e38, 2**62), (1e308, 2**62)]
+)
 def test_the_rate_is_multiplied_by_the_factor_every_so_many_epochs(epochs, stair):
-    np.testing.assert_allclose(stairs(COUNTS, 0.3, 0.7, epochs), 0.3 * 0.7 ** (COUNTS // stair), rtol=1e-14)
+    """A whole number of examples, rounded down, at least one, and in 64 bits."""
+    options, counts = dict(learning_rate=0.3, learning_rate_decay_factor=0.7), np.append(COUNTS, 10**15)
+    found = rates(counts, num_epochs_per_decay=epochs, **options)
+    np.testing.assert_allclose(found, 0.3 * 0.7 ** (counts // stair), rtol=1e-12, atol=1e-300)
 
 
-def test_a_stair_is_a_whole_number_of_examples_rounded_down_and_at_least_one():
-    assert stairs([10, 11, 21, 22], 1.0, 0.5, 1.7, num_examples=7) == [1.0, 0.5, 0.5, 0.25]  # floor(11.9) = 11
-    assert stairs([0, 1, 2], 1.0, 0.5, 0.01, num_examples=7) == [1.0, 0.5, 0.25]
-
-
-@pytest.mark.parametrize("epochs", [1e38, 1e308])
-def test_a_stair_that_no_training_comes_to_never_ends(epochs):
-    assert stairs([0, 10**15], 0.1, 0.5, epochs) == [0.1, 0.1]
-    boundaries = (int(min(epochs, 2**62)),)
-    assert rates([10**15], lr_schedule="piecewise", lr_boundaries=boundaries) == [0.1]
-
-
-def test_piecewise_decays_at_its_boundaries():
-    found = rates(COUNTS, lr_schedule="piecewise", lr_boundaries=(4, 11), learning_rate_decay_factor=0.1)
-    np.testing.assert_allclose(found, np.select([COUNTS < 400, COUNTS < 1100], [0.1, 0.01], 0.001), rtol=1e-14)
-    assert rates([399, 400], lr_schedule="piecewise", lr_boundaries=(4,)).tolist() == pytest.approx([0.1, 0.01])
+@pytest.mark.parametrize("ends", [(4, 11), (4,), (2**62,)])
+def test_piecewise_decays_at_its_boundaries(ends):
+    found = rates(COUNTS, lr_schedule="piecewise", lr_boundaries=ends, learning_rate_decay_factor=0.1)
+    passed = np.sum([COUNTS >= end * NUM_EXAMPLES for end in ends], axis=0)
+    np.testing.assert_allclose(found, 0.1 * 0.1**passed, rtol=1e-14)
 
 
 @pytest.mark.parametrize(
