@@ -42,7 +42,8 @@ def test_a_layer_is_told_where_it_computes():
 
 
 def laid_out(model, capability, **options):
-    """The nodes of a step on one GPU, as TensorFlow's layout optimizer leaves them: those that its report needs."""
+    """The nodes of a step on one GPU of a compute capability, as TensorFlow's layout optimizer leaves them: those that
+    its report needs."""
     config = workload(model).config(num_gpus=1, batch_size=64, summary_every_steps=0, **options)
     built = training.training_graph(workload(model), examples(model), config, devices.place(config, ["one"]))
     before = built.graph.as_graph_def()
@@ -56,27 +57,19 @@ def laid_out(model, capability, **options):
     rewriting = config.graph_options.rewrite_options
     rewriting.min_graph_nodes, rewriting.meta_optimizer_iterations = -1, 1
     rewriting.optimizers.append("layout")
-    after = {node.name: node for node in tf_optimizer.OptimizeGraph(config, graph, cluster=machine(capability)).node}
-    needed, waiting = {}, [tensor.op.name for tensor in tf.nest.flatten(built.report)]
-    while waiting:
-        name = waiting.pop()
-        if name not in needed:
-            needed[name] = after[name]
-            waiting += [source.lstrip("^").partition(":")[0] for source in after[name].input]
-    return needed.values()
-
-
-def machine(capability):
-    """One with a GPU of a compute capability, such as '8.0'."""
+    about = dict(type="GPU", vendor="NVidia", frequency=1500, num_cores=80, memory_size=2**34)
     gpu = device_properties_pb2.DeviceProperties(
-        type="GPU", vendor="NVidia", frequency=1500, num_cores=80, memory_size=2**34,
-        environment={"architecture": capability, "cuda": "12050", "cudnn": "9000"},
-    )  # fmt: skip
-    cpu = device_properties_pb2.DeviceProperties(type="CPU", frequency=2000, num_cores=4)
-    places = {"/device:CPU:0": cpu, "/device:GPU:0": gpu}
-    return cluster.Cluster(
-        devices=[device_properties_pb2.NamedDevice(name=name, properties=about) for name, about in places.items()]
+        **about, environment={"architecture": capability, "cuda": "12050", "cudnn": "9000"}
     )
+    cpu = device_properties_pb2.DeviceProperties(type="CPU", frequency=2000, num_cores=4)
+    machine = cluster.Cluster(
+        devices=[
+            device_properties_pb2.NamedDevice(name="/device:CPU:0", properties=cpu),
+            device_properties_pb2.NamedDevice(name="/device:GPU:0", properties=gpu),
+        ]
+    )
+    after = tf_optimizer.OptimizeGraph(config, graph, cluster=machine)
+    return v1.graph_util.extract_sub_graph(after, [tensor.op.name for tensor in tf.nest.flatten(built.report)]).node
 
 
 @pytest.mark.parametrize(

@@ -15,28 +15,18 @@ OWN_CONFIGURATION = {
 OPENERS = {"Session", "MonitoredTrainingSession", "SingularMonitoredSession", "ChiefSessionCreator"}
 
 
-def _calls():
-    """(module, name of what is called, call) of everything that the package calls."""
-    for package in ("tower_train", "cifar10"):
-        for path in sorted((jobs.ROOT / package).rglob("*.py")):
-            module = ".".join(path.relative_to(jobs.ROOT).with_suffix("").parts)
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
-                    yield module, getattr(node.func, "attr", getattr(node.func, "id", None)), node
-
-
-def test_no_session_is_opened_without_a_configuration():
-    opened = [(module, call) for module, name, call in _calls() if name in OPENERS]
-    assert len(opened) > 10
-    for module, call in opened:
-        has_config = any(keyword.arg == "config" for keyword in call.keywords) or len(call.args) > 2
-        assert has_config, f"{module}:{call.lineno}: give the session the configuration of devices.place"
-
-
-def test_configurations_come_from_the_devices_or_have_no_gpu():
-    others = set()
-    for module, name, call in _calls():
-        if name == "ConfigProto":
-            counts = [ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg == "device_count"]
-            others |= {module} if counts != ["{'GPU': 0}"] else set()
-    assert others == OWN_CONFIGURATION.keys(), "use devices.place, or add {'GPU': 0}"
+def test_every_session_has_a_configuration_of_the_devices_or_without_gpus():
+    opened, others = 0, set()
+    for path in sorted([*(jobs.ROOT / "tower_train").rglob("*.py"), *(jobs.ROOT / "cifar10").rglob("*.py")]):
+        module = ".".join(path.relative_to(jobs.ROOT).with_suffix("").parts)
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call):
+                name = getattr(call.func, "attr", getattr(call.func, "id", None))
+                given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+                if name in OPENERS:
+                    opened += 1
+                    assert "config" in given or len(call.args) > 2, f"{module}:{call.lineno}: give it devices.place's"
+                if name == "ConfigProto" and given.get("device_count") != "{'GPU': 0}":
+                    others.add(module)
+    assert opened > 10
+    assert others == OWN_CONFIGURATION.keys(), "use devices.place, or give {'GPU': 0}"
