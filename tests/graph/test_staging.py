@@ -22,36 +22,26 @@ def staging(monkeypatch):
     monkeypatch.setattr(transfer, "are_gpus", lambda devices: True)
 
 
-def of_many_types(features, labels):
+def of_many_types(request):
     """Features of the types that need care on a GPU: int32, of which it has no variables, and text."""
-    return {
-        "numbers": features,
-        "count": tf.cast(labels, tf.int32),
-        "text": tf.strings.as_string(labels),
-        "wide": tf.cast(features, tf.float64),
-        "flag": labels > 0,
-    }
+    rng, labels = np.random.default_rng(0), np.arange(96) % 3
+    features = {"count": labels.astype(np.int32), "text": labels.astype("S1"), "flag": labels > 0}
+    features |= {"numbers": rng.normal(size=[96, 4]).astype(np.float32), "wide": rng.normal(size=[96, 4])}
+    return Examples.from_arrays("of many types", features, labels, toy_workload.CLASSES)
 
 
-def several(features, training):
-    numbers = features["numbers"] + tf.cast(features["wide"], features["numbers"].dtype)
-    others = [tf.cast(features["count"], numbers.dtype), tf.strings.to_number(features["text"], numbers.dtype)]
-    return toy_workload.network(numbers + tf.add_n(others)[:, tf.newaxis], training)
+def of_types(features, training):
+    dtype = features["numbers"].dtype
+    others = [tf.cast(features["count"], dtype), tf.strings.to_number(features["text"], dtype)]
+    numbers = features["numbers"] + tf.cast(features["wide"], dtype) + tf.add_n(others)[:, tf.newaxis]
+    return toy_workload.network(tf.where(features["flag"][:, tf.newaxis], numbers, -numbers), training)
 
 
-def with_types(request):
-    examples = toy_workload.load(request)
+def shuffled(request):
+    def make():
+        return tf.data.Dataset.from_tensor_slices(element_workloads.arrays("train")).shuffle(40, seed=1).repeat()
 
-    def open_all():
-        fetch = examples.open()
-
-        def typed(indices):
-            features, labels = fetch(indices)
-            return of_many_types(features, labels), labels
-
-        return typed
-
-    return dataclasses.replace(examples, open=open_all)
+    return tf_data.examples("shuffled", make, 96)
 
 
 def assert_same(found, expected):
@@ -61,18 +51,12 @@ def assert_same(found, expected):
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
+TOY = toy_workload.WORKLOAD
 WORKLOADS = {
-    "by index": toy_workload.WORKLOAD,
-    "of many types": dataclasses.replace(toy_workload.WORKLOAD, examples=with_types, inference=several, augment=None),
+    "by index": TOY,
+    "of many types": dataclasses.replace(TOY, examples=of_many_types, inference=of_types, augment=None),
     "in their order": element_workloads.IN_ORDER,
-    "shuffled": dataclasses.replace(
-        toy_workload.WORKLOAD,
-        examples=lambda request: tf_data.examples(
-            "shuffled",
-            lambda: tf.data.Dataset.from_tensor_slices(element_workloads.arrays("train")).shuffle(40, seed=1).repeat(),
-            96,
-        ),
-    ),
+    "shuffled": dataclasses.replace(TOY, examples=shuffled),
 }
 
 
