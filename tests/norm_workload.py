@@ -5,7 +5,7 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from tower_train import Examples, Workload, classification_metrics, layers
+from tower_train import Examples, Workload, layers
 
 v1 = tf.compat.v1
 
@@ -30,13 +30,6 @@ def late(features, draws):
     return tf.ensure_shape(later, features.shape)
 
 
-def late_metrics(logits, labels):
-    """The metrics, each batch's a while later, so that a test can step in."""
-    [(name, values)] = classification_metrics(logits, labels).items()
-    later = tf.numpy_function(lambda x: time.sleep(0.2) or x, [values], tf.float32)
-    return {name: tf.ensure_shape(later, labels.shape)}
-
-
 def stuck(features, draws):
     """The features, but for the batch that begins with position 44, which never comes."""
     found = tf.numpy_function(
@@ -47,5 +40,4 @@ def stuck(features, draws):
 
 WORKLOAD = Workload("norm", load, network)
 STUCK = Workload("norm", load, network, augment=stuck)
-SLOWLY_EVALUATED = Workload("norm", load, network, metrics=late_metrics)
 SLOW = Workload("norm", load, network, augment=late)

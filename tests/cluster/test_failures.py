@@ -160,7 +160,7 @@ AVERAGING = status(0, stalled=failures.FOR_AVERAGING, **STEP)
 @pytest.mark.parametrize(
     ("third", "who"),
     [
-        (dict(STEP, stalled="tower_1"), "worker 2 (c:3) waits for tower_1"),
+        (dict(STEP, stalled="tower_1", stalled_secs=TIMEOUT_SECS + 9), "worker 2 (c:3) waits for tower_1"),
         (dict(STEP, stalled=failures.FOR_INPUT), "worker 2 (c:3) waits for the input: the examples of"),
         (dict(STEP, stalled=failures.BETWEEN_STEPS), "worker 2 (c:3) waits for what happens between steps"),
         (dict(STEP, stalled="tower_1", stalled_secs=TIMEOUT_SECS - 1), None),

@@ -162,7 +162,7 @@ def test_a_worker_that_fails_before_the_chief_has_started_is_named():
 def test_workers_that_mean_the_same_go_on_and_one_that_does_not_is_named_to_all(monkeypatch):
     monkeypatch.setattr(heartbeat, "_GRACE_SECS", 0.2)
     hosts, left = clusters.hosts(2), queue.Queue()
-    members = [clusters.member(hosts, index, 10.0, 60.0, leave=left.put) for index in (0, 1)]
+    members = [clusters.member(hosts, index, 5.0, 60.0, leave=left.put) for index in (0, 1)]
     with concurrent.futures.ThreadPoolExecutor() as pool, members[0] as chief, members[1] as other:
 
         def compared(*about):
@@ -170,7 +170,7 @@ def test_workers_that_mean_the_same_go_on_and_one_that_does_not_is_named_to_all(
 
         for agreed in [pool.submit(each.agree, dict, 0, 0) for each in members]:
             agreed.result(jobs.WAIT_SECS)
-        task, policy = Task(tuple(hosts), 1), Policy(10.0, 60.0)
+        task, policy = Task(tuple(hosts), 1), Policy(5.0, 60.0)
         second = heartbeat.Heartbeat(task, policy, f"grpc://{hosts[0]}", left.put)
         second.start()  # as on another machine, with the same command
         with pytest.raises(errors.ConfigError, match=r"worker 1 .* trains already, in another process\. Stop that"):
@@ -180,17 +180,33 @@ def test_workers_that_mean_the_same_go_on_and_one_that_does_not_is_named_to_all(
         for about in ({"w": "float64[4]"}, {"w": "float64[4]", "v": "none"}):
             for same in compared(about, about):
                 same.result(jobs.WAIT_SECS)
-        _, differing = compared({"w": "float64[4]", "b": "int32[]"}, {"w": "float64[5]"})
+        many = {f"option {i}": i for i in range(6)}
+        _, differing = compared({"w": "float64[4]", "b": "int32[]"} | many, {"w": "float64[5]"})
         with pytest.raises(errors.ConfigError) as found:
             differing.result(jobs.WAIT_SECS)
         assert str(found.value).startswith(
-            f"worker 1 ({hosts[1]}) cannot train with the chief: b is None, the chief's int32[]; w is "
-            "float64[5], the chief's float64[4]. Start all"
+            f"worker 1 ({hosts[1]}) cannot train with the chief: b is None, the chief's int32[]; option 0 is None, "
         )
+        assert "option 3 is None, the chief's 3; and 3 more. Start all" in str(found.value)
         assert other.failure_behind(KeyError()) is found.value
         error = left.get(timeout=jobs.WAIT_SECS)
         assert str(error) == str(found.value) and error.exit_status == 2
         assert str(chief.failure_behind(RuntimeError())) == str(found.value)
+
+
+def test_two_trainings_of_one_process_may_differ():
+    """On the same servers and the same board."""
+    hosts = clusters.hosts(2)
+    for seed in (0, 1):
+        members = [clusters.member(hosts, index, 5.0, 60.0) for index in (0, 1)]
+
+        def train(member, about={"--seed": seed}):  # noqa: B006
+            with member:
+                return member.agree(lambda: about, 3, 9), member.leave("last step")
+
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            both = pool.submit(train, members[1]), pool.submit(time.sleep, 0.3), pool.submit(train, members[0])
+            assert [each.result(jobs.WAIT_SECS) for each in both[::2]] == [((3, 9), "last step")] * 2
 
 
 @pytest.mark.parametrize(("kind", "text"), [
@@ -212,14 +228,3 @@ def test_a_runtime_error_of_a_users_hook_is_not_taken_for_a_lost_worker():
     ):
         raise RuntimeError("mine")
     assert time.monotonic() - began < 300
-
-
-def test_a_signal_to_a_worker_that_waits_for_the_chiefs_last_evaluation_does_no_harm(tmp_path):
-    options = COMMON | dict(workload="norm_workload:SLOWLY_EVALUATED", batch_size=4, max_steps=3, eval_at_end=True)
-    with clusters.Cluster(tmp_path, 2, **options) as cluster:
-        cluster.wait_for_step(tmp_path, 3)
-        time.sleep(1)
-        assert cluster.workers[0].process.poll() is None
-        cluster.workers[1].process.send_signal(signal.SIGTERM)
-        assert cluster.end(0, 1) == [0, 0], cluster.outputs()
-    assert jobs.read_json(tmp_path, "result.json")["stopped_by"] == "last step"

@@ -58,6 +58,8 @@ def test_a_start_is_prepared_for_a_group_of_allowed_size_with_oneself():
 
 def test_too_few_wait_and_then_leave_for_good(capsys):
     chief = Chief(sizes=(3, 4))
+    assert chief.choose(1, after=30) is None and capsys.readouterr().out == ""
+    chief.seconds -= 30
     for _ in range(6):
         assert chief.choose(1, after=299) is None
     assert capsys.readouterr().out.splitlines() == ["*** Waiting: 2 of 3 to 4 workers are there."] * 6
@@ -69,7 +71,7 @@ def test_too_few_wait_and_then_leave_for_good(capsys):
 def test_who_waits_is_taken_in_once_the_others_have_trained_for_a_while():
     rendezvous = Chief().rendezvous
     for group, ready, trained_secs, grows in (
-        ((0, 1), [2], 31, True), ((0, 1), [2], 29, False), ((0, 1), [2], None, False), ((0, 1), [], 31, False),
+        ((0, 1), [2], 31, True), ((0, 1), [2], 30, False), ((0, 1), [2], None, False), ((0, 1), [], 31, False),
         ((0, 1, 2, 3), [4], 31, False),
     ):  # fmt: skip
         assert rendezvous.is_to_grow(group, ready, trained_secs) == grows

@@ -59,18 +59,6 @@ def test_workers_train_what_numpy_trains_on_all_examples_until_one_is_lost_and_n
         assert each["global_step end"] == 2 * session_program.STEPS
 
 
-@pytest.fixture(scope="module")
-def horovods(tmp_path_factory):
-    """[{name: value}] of two workers, which at their end give one operation tensors of different sizes."""
-    folder = tmp_path_factory.mktemp("horovod")
-    with clusters.programs(2, "horovod_program", str(folder)) as workers:
-        statuses = [each.process.wait(jobs.WAIT_SECS) for each in workers]
-        outputs = [each.output() for each in workers]
-    assert statuses == [2, 2], outputs
-    assert_named("give tensors of different sizes to one operation between them", outputs)
-    return [dict(np.load(folder / f"{rank}.npz")) for rank in range(2)]
-
-
 BASE = np.array([[0, 1, 0], [1, 0, 1]])  # what of_rank adds the rank to
 EXPECTED = (
     {f"sum {dtype.name}": 2 * BASE + 1 for dtype in horovod_program.REDUCED}
@@ -84,14 +72,17 @@ EXPECTED = (
 )
 
 
-def test_horovods_operations_make_what_their_formulas_say(horovods):
+def test_horovods_operations_make_what_their_formulas_say(tmp_path):
+    """In the end the two workers give one operation tensors of different sizes."""
+    with clusters.programs(2, "horovod_program", str(tmp_path)) as workers:
+        statuses = [each.process.wait(jobs.WAIT_SECS) for each in workers]
+        outputs = [each.output() for each in workers]
+    assert statuses == [2, 2], outputs
+    assert_named("give tensors of different sizes to one operation between them", outputs)
+    horovods = [dict(np.load(tmp_path / f"{rank}.npz")) for rank in range(2)]
     for values in horovods:
         assert values.keys() == EXPECTED.keys() | {"before", "after"}
         for name, value in EXPECTED.items():
             np.testing.assert_array_equal(values[name], value, err_msg=name)
-
-
-def test_all_get_the_variables_of_the_root(horovods):
+        np.testing.assert_array_equal(values["after"], horovods[1]["before"])  # the variables of the root
     assert not np.array_equal(horovods[0]["before"], horovods[1]["before"])
-    for values in horovods:
-        np.testing.assert_array_equal(values["after"], horovods[1]["before"])

@@ -150,7 +150,8 @@ def test_cards_of_different_models_are_announced_and_their_copies_compared():
     assert notes[-1].startswith(
         "*** GPUs of different models (A100, RTX 4090): the slowest sets the pace of all. Their"
     )
-    for gpus, options, every in (([RTX] * 2, {}, 0), ([A100, RTX], {"check_mirrors_every_steps": 7}, 7)):
+    changes = ([RTX] * 2, {}, 0), ([A100, RTX], {"check_mirrors_every_steps": 7}, 7), ([A100, RTX], ELASTIC, 0)
+    for gpus, options, every in changes:
         assert resolve(gpus, **options)[0].check_mirrors_every_steps == every
 
 

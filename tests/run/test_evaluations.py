@@ -21,12 +21,6 @@ def precision(train_dir, split, indices=slice(None)):
     return np.mean(predicted == labels[indices])
 
 
-def test_evaluation_does_not_disturb_training(tmp_path):
-    for name, every in (("evaluated", 6), ("plain", 0)):
-        jobs.train_toy(tmp_path / name, max_steps=12, eval_every_steps=every)
-    jobs.assert_identical(jobs.variables(tmp_path / "evaluated"), jobs.variables(tmp_path / "plain"))
-
-
 def test_each_evaluation_looks_at_training_examples_too_and_a_start_warns_once(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(report, "overfitting", lambda *_: "*** they part")
     options = dict(max_steps=20, eval_every_steps=10, eval_at_end=True, save_every_steps=5, keep_checkpoints=1)

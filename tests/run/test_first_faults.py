@@ -119,14 +119,17 @@ def test_a_fault_of_the_evaluation_is_one_line_at_the_start(workload, message, t
     assert not list(tmp_path.iterdir()), "not even the folder above"
 
 
-def test_the_look_ahead_changes_no_bit(toy_run, tmp_path, monkeypatch, capsys):
+def test_evaluations_and_their_look_ahead_change_no_bit(toy_run, tmp_path, monkeypatch, capsys):
     """Also of a network that gives more outputs than there are classes, which is told."""
     tried = []
     try_out = evaluator.Evaluator.try_out
     monkeypatch.setattr(evaluator.Evaluator, "try_out", lambda *a: (tried.append(a), try_out(*a)))
     for max_steps in (20, 40):
-        jobs.train_toy(tmp_path / "run", max_steps=max_steps, eval_at_end=True)
+        jobs.train_toy(tmp_path / "run", max_steps=max_steps, eval_every_steps=15, eval_at_end=True)
     assert tried
+    tried.clear()
+    jobs.train_toy(tmp_path / "run", max_steps=40, eval_every_steps=15)  # nothing is due any more
+    assert not tried
     jobs.assert_identical(jobs.variables(tmp_path / "run"), jobs.variables(toy_run, 40))
     jobs.train_toy(tmp_path / "wide", workload=network(9), max_steps=2, eval_at_end=True)
     assert "*** toy test has 3 classes, and the network does not give one output for each" in capsys.readouterr().out
@@ -134,79 +137,61 @@ def test_the_look_ahead_changes_no_bit(toy_run, tmp_path, monkeypatch, capsys):
     assert found["confusion"] is None and found["num_examples"] == 50
 
 
-class TestFailuresLater:
-    """A failure after the training costs nothing of it."""
+@pytest.fixture
+def failing(monkeypatch):
+    """{step: error}: evaluations of checkpoints at these steps fail."""
+    steps, evaluate = {}, evaluator.Evaluator.evaluate
 
-    @pytest.fixture
-    def failing(self, monkeypatch):
-        """Evaluations of checkpoints at these steps fail."""
-        steps, evaluate = {}, evaluator.Evaluator.evaluate
+    def evaluate_or_fail(self, path):
+        if error := steps.get(int(path.rpartition("-")[2])):
+            raise error
+        return evaluate(self, path)
 
-        def evaluate_or_fail(self, path):
-            if error := steps.get(int(path.rpartition("-")[2])):
-                raise error
-            return evaluate(self, path)
-
-        monkeypatch.setattr(evaluator.Evaluator, "evaluate", evaluate_or_fail)
-        return steps
-
-    @pytest.mark.parametrize("error", [errors.DataError("test/3.png is gone."), IndexError("out of bounds")])
-    def test_what_was_saved_is_told_first(self, error, failing, tmp_path, capsys):
-        failing[6] = error
-        with pytest.raises(
-            errors.EvaluationError, match=f"ended at step 6 and is saved, but .*{str(error)[:10]}"
-        ) as raised:
-            jobs.train_toy(tmp_path, max_steps=6, eval_at_end=True)
-        assert raised.value.exit_status == 4 and raised.value.__cause__ is error
-        out = capsys.readouterr().out
-        assert f"\nSaved:    {tmp_path}/model.ckpt-6\n" in out and "Evaluate: " in out
-        assert jobs.read_json(tmp_path, "result.json")["step"] == jobs.saved_step(tmp_path) == 6
-        failing.clear()
-        assert jobs.train_toy(tmp_path, max_steps=6, eval_at_end=True).step == 6
-        assert jobs.read_json(tmp_path, "result.json")["evaluation"]["step"] == 6
-
-    def test_one_on_the_way_ends_no_run(self, failing, tmp_path, capsys):
-        failing[3] = errors.DataError("test/3.png is gone.")
-        assert jobs.train_toy(tmp_path, max_steps=6, eval_every_steps=3).stopped_by == "last step"
-        line = (
-            f"*** The evaluation of {tmp_path}/model.ckpt-3 failed: test/3.png is gone. It is saved; the run goes on."
-        )
-        assert line in capsys.readouterr().out.splitlines()
-        assert jobs.read_json(tmp_path, "result.json")["evaluation"]["step"] == 6
+    monkeypatch.setattr(evaluator.Evaluator, "evaluate", evaluate_or_fail)
+    return steps
 
 
-class TestWhatIsLeft:
-    def start(self, train_dir, **options):
-        """A start whose first step fails."""
-        why = r"^workload toy: tower_\d/.* fails on examples of toy train .* 2 .*range of \[0, 2\). Has a label"
+@pytest.mark.parametrize("error", [errors.DataError("test/3.png is gone."), IndexError("out of bounds")])
+def test_an_evaluation_that_fails_costs_no_step_and_what_was_saved_is_told_first(error, failing, tmp_path, capsys):
+    failing |= {3: error, 6: error}
+    with pytest.raises(
+        errors.EvaluationError, match=f"ended at step 6 and is saved, but .*{str(error)[:10]}"
+    ) as raised:
+        jobs.train_toy(tmp_path, max_steps=6, eval_every_steps=3)
+    assert raised.value.exit_status == 4 and raised.value.__cause__ is error
+    out = capsys.readouterr().out
+    assert f"*** The evaluation of {tmp_path}/model.ckpt-3 failed: {error}" in out and "the run goes on." in out
+    assert f"\nSaved:    {tmp_path}/model.ckpt-6\n" in out and "Evaluate: " in out
+    assert jobs.read_json(tmp_path, "result.json")["step"] == jobs.saved_step(tmp_path) == 6
+    failing.clear()
+    assert jobs.train_toy(tmp_path, max_steps=6, eval_at_end=True).step == 6
+    assert jobs.read_json(tmp_path, "result.json")["evaluation"]["step"] == 6
+
+
+def test_a_start_that_fails_leaves_folders_of_the_users_and_older_runs_as_they_were(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine.txt").write_text("mine")
+    why = r"^workload toy: tower_\d/.* fails on examples of toy train .* 2 .*range of \[0, 2\). Has a label"
+    for name in ("empty", "notes"):
         with pytest.raises(errors.GraphError, match=why):
-            jobs.train_toy(train_dir, workload=unnamed(network(2)), max_steps=5, **options)
+            jobs.train_toy(tmp_path / name, workload=unnamed(network(2)), max_steps=5)
+    assert jobs.contents(tmp_path) == {tmp_path / "notes" / "mine.txt": b"mine"}
+    assert sorted(os.listdir(tmp_path)) == ["empty", "notes"] and not os.listdir(tmp_path / "empty")
+    jobs.train_toy(tmp_path / "run", max_steps=2)
+    before = jobs.contents(tmp_path / "run")
+    with pytest.raises(errors.DataError):
+        jobs.train_toy(tmp_path / "run", workload=CASES["no test images"][0], max_steps=4, eval_at_end=True)
+    assert jobs.contents(tmp_path / "run") == before and (tmp_path / "run" / directory.LOCK).exists()
 
-    def test_a_folder_of_the_users_stays(self, tmp_path):
-        (tmp_path / "empty").mkdir()
-        (tmp_path / "notes").mkdir()
-        (tmp_path / "notes" / "mine.txt").write_text("mine")
-        for name in ("empty", "notes"):
-            self.start(tmp_path / name)
-        assert jobs.contents(tmp_path) == {tmp_path / "notes" / "mine.txt": b"mine"}
-        assert sorted(os.listdir(tmp_path)) == ["empty", "notes"] and not os.listdir(tmp_path / "empty")
 
-    def test_an_older_run_stays(self, tmp_path):
-        jobs.train_toy(tmp_path, max_steps=2)
-        before = jobs.contents(tmp_path)
-        with pytest.raises(errors.DataError):
-            workload, _ = CASES["no test images"]
-            jobs.train_toy(tmp_path, workload=workload, max_steps=4, eval_at_end=True)
-        assert jobs.contents(tmp_path) == before and (tmp_path / directory.LOCK).exists()
+def test_a_run_that_fails_later_stays(tmp_path):
+    def fail(_):
+        raise errors.DataError("later")
 
-    def test_a_run_that_fails_later_stays(self, tmp_path):
-        def fail(_):
-            raise errors.DataError("later")
-
+    for name, step, options in (("logged", 6, {}), ("saved", 3, dict(save_every_steps=2))):
         with pytest.raises(errors.DataError, match="later"):
-            jobs.train_toy(tmp_path / "logged", [jobs.At({6: fail})], max_steps=9)
-        assert [record["step"] for record in jobs.metrics(tmp_path / "logged")] == [5]
-        with pytest.raises(errors.DataError, match="later"):
-            jobs.train_toy(tmp_path / "saved", [jobs.At({3: fail})], max_steps=9, save_every_steps=2)
-        assert jobs.saved_steps(tmp_path / "saved") == [2] and (tmp_path / "saved" / "run.json").exists()
-        assert jobs.train_toy(tmp_path / "saved", max_steps=4).step == 4
+            jobs.train_toy(tmp_path / name, [jobs.At({step: fail})], max_steps=9, **options)
+    assert [record["step"] for record in jobs.metrics(tmp_path / "logged")] == [5]
+    assert jobs.saved_steps(tmp_path / "saved") == [2] and (tmp_path / "saved" / "run.json").exists()
+    assert jobs.train_toy(tmp_path / "saved", max_steps=4).step == 4

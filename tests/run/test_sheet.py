@@ -52,13 +52,23 @@ def test_values_of_any_range_are_stretched_together():
     """By one factor, so that an image of half the brightness is drawn so; a pixel in a thousand does not count."""
     images = np.stack([np.full([8, 8, 3], value) for value in np.linspace(-1, 1, 24)])
     images[0, 0, 0, 0], images[1, 0, 0, 0] = 1e6, np.nan
-    assert centres(sheet.draw(images, np.zeros(24))) == pytest.approx(np.linspace(0, 255, 24), abs=1)
+    assert centres(sheet.draw(images, np.zeros(24))) == pytest.approx(np.linspace(0, 255, 24), abs=0.51)
+
+
+@pytest.mark.parametrize(("height", "width"), [(4, 2), (2, 4)])
+def test_an_image_that_is_not_square_is_drawn_in_the_middle_of_its_cell(height, width):
+    png = sheet.draw(np.full([2, height, width, 1], 9, np.uint8), np.zeros(2))
+    rows, columns = np.where(np.array(Image.open(io.BytesIO(png)))[: 8 + 32 * height, :, 0] == 9)
+    assert (rows.min(), rows.max()) == (8, 8 + 32 * height - 1)
+    left = 8 + (128 - 32 * width) // 2
+    assert sorted(set(columns)) == [x + cell for cell in (0, 136) for x in range(left, left + 32 * width)]
 
 
 @pytest.mark.parametrize(("label", "names", "text"), [
     (1, ("cat", "dog"), "dog"),
     ([0.25, 0.75], ("cat", "dog"), "0.75 dog\n0.25 cat"),
     ([0.004, 0.996], ("cat", "dog"), "dog"),
+    ([0.3, 0.2, 0.5], ("ant", "cat", "dog"), "0.50 dog\n0.30 ant"),
     (2.123456, (), "2.123"),
     ([1, 2, 3, 4], (), "1, 2, 3"),
     ([[1]], (), ""),

@@ -80,6 +80,7 @@ def _line(step):
         pytest.param(f"{_line(5)}\n{_line(10)}", [5, 10], id="cut before the end of a line"),
         pytest.param(f"{_line(15)}\n", [], id="nothing to keep"),
         pytest.param("", [], id="empty"),
+        pytest.param('{"step": true}\n{"step": "5"}\n{"step": 1.0}\n{"loss": 1}\n[5]\n5\n"step"\n', [], id="no steps"),
     ],
 )
 def test_metrics_are_cut_to_whole_lines_of_steps_that_stay(text, kept, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from tower_train import EvaluateOptions, errors, evaluate_run
 from tower_train.run_dir import directory
 
-CHECKPOINT = ["checkpoint", "model.ckpt-40.index", "model.ckpt-40.data-00000-of-00001"]
+CHECKPOINT = ["checkpoint", "model.ckpt-40.index", "model.ckpt-40.data-00000-of-00001", "best/model.ckpt-5.index"]
 FILES = ["run.json", "result.json", "best.json", "metrics.jsonl", ".lock", ".result.json.lock", *CHECKPOINT]
 
 
@@ -37,20 +37,12 @@ def refusal(function, *arguments, **options):
 @pytest.mark.parametrize("put", [os.mkfifo, os.mkdir], ids=["a FIFO", "a directory"])
 @pytest.mark.parametrize("name", FILES)
 def test_what_is_no_file_at_a_files_place_is_one_line_and_nothing_is_waited_for(name, put, run):
+    (run / "best").mkdir()
     (run / name).unlink(missing_ok=True)
     put(run / name)
     expected = f"{run / name} is no file, and so not of a run. Move it away."
     assert refusal(evaluate, run) == expected
     assert refusal(jobs.train_toy, run, max_steps=45) == expected
-
-
-def test_a_best_checkpoint_that_is_a_fifo_is_one_line(run):
-    (run / "best.json").write_text(json.dumps({"metric": "m", "best": score(5), "last": score(5)}))
-    (run / "best").mkdir()
-    os.mkfifo(run / "best" / "model.ckpt-5.index")
-    options = EvaluateOptions(train_dir=str(run), best=True)
-    message = refusal(lambda: list(evaluate_run(options)))
-    assert message.startswith(f"{run}/best/model.ckpt-5.index is no file")
 
 
 def score(step, **changed):
@@ -113,11 +105,3 @@ def test_the_dense_matrix_of_an_old_result_is_read(run):
     assert directory.RunDirectory(run).read("result.json") == dense
     evaluate(run)
     assert len(jobs.read_json(run, "result.json")["evaluation"]["confusion"]) == 3
-
-
-def test_lines_of_the_metrics_without_a_step_are_dropped(tmp_path):
-    good = [{"step": 5, "loss": None}, {"step": 10, "loss": 0.5}]
-    bad = [{"step": True}, {"step": "5"}, {"step": 1.0}, {"loss": 0.5}, [5], 5, "step"]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in [*bad, *good]))
-    directory.RunDirectory(tmp_path).cut_metrics(10)
-    assert jobs.metrics(tmp_path) == good

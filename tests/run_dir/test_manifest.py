@@ -82,7 +82,7 @@ def test_override_starts_the_variables_afresh_that_the_checkpoint_lacks(run, cap
 
 def test_override_does_not_mix_variables_of_another_type(run):
     before = jobs.contents(run)
-    with pytest.raises(errors.RunError, match="does not fit this network: .*graph float64.*, checkpoint float32"):
+    with pytest.raises(errors.RunError, match="does not fit this network: .*float64.*, .* Give another --train_dir.$"):
         jobs.train_toy(run, max_steps=45, override=True, dtype="float64")
     assert jobs.contents(run) == before
 
@@ -102,17 +102,6 @@ def test_a_checkpoint_without_run_json_is_refused_unless_overridden(run):
         jobs.train_toy(run, max_steps=45)
     assert jobs.contents(run) == before
     assert jobs.train_toy(run, max_steps=45, override=True).step == 45
-
-
-def test_run_json_tells_how_the_last_start_was_configured(toy_run):
-    run_json = jobs.read_json(toy_run, "run.json")
-    assert run_json["workload"] == "toy"
-    assert run_json["config"]["workload"] == "toy_workload"
-    assert run_json["config"]["optimizer"] == "momentum"
-    assert run_json["global_batch"] == 16
-    assert run_json["data"]["num_examples"] == 96
-    assert run_json["num_parameters"] == 4 * 8 + 8 + 8 * 3 + 3
-    assert run_json["devices"] == ["logical CPU device 0", "logical CPU device 1"]
 
 
 def test_run_json_names_the_data_from_any_directory(tmp_path, monkeypatch):

@@ -92,13 +92,6 @@ def test_without_tensorflows_list_the_files_tell_which_checkpoint_is_the_newest(
     assert tf.train.latest_checkpoint(str(saved)) == str(saved / "model.ckpt-10")
 
 
-def test_a_checkpoint_that_was_complete_but_not_yet_listed_is_used(saved):
-    state = (saved / "checkpoint").read_bytes()
-    saving.save(saved, 15)
-    (saved / "checkpoint").write_bytes(state)
-    assert checkpoint.newest_intact(saved)[0] == str(saved / "model.ckpt-15")
-
-
 def test_only_what_interrupted_writes_left_is_removed(saved):
     data = f"model.ckpt-15.{DATA}"
     left = ["model.ckpt-15.index.tempstate123", f"{data}.tempstate9876543210", data]
