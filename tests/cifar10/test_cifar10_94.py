@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import trainings
+import values
 
 import cifar10
-from cifar10 import cifar10_94, crops
+from cifar10 import cifar10_94, records, whitening
 from tower_train import layers
 from tower_train.graph import context
 from tower_train.workload import DataRequest
@@ -79,15 +80,8 @@ def test_the_network_equals_its_plain_formulation(examples, dtype, tolerance, on
 
 def test_it_begins_with_whitened_patches_that_are_passed_on(examples, cifar10_dir):
     _, variables = trainings.train(WORKLOAD, examples, 0, dtype="float32", global_batch_size=4)
-    records = np.concatenate([np.fromfile(path, np.uint8) for path in sorted(cifar10_dir.glob("data_batch_*.bin"))])
-    pixels = records.reshape(-1, 3073)[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    images = (pixels - crops.MEAN.astype(np.float64)) / crops.DEVIATION
-    patches = np.stack(
-        [images[:, i : i + 31, j : j + 31] for i in (0, 1) for j in (0, 1)], axis=3
-    ).reshape(-1, 12)  # fmt: skip
-    whitened = patches @ variables["block1/conv1/whitening/weights"].reshape(12, 24)
-    np.testing.assert_allclose(np.cov(whitened[:, :12], rowvar=False), np.eye(12), atol=2e-3)
-    np.testing.assert_allclose(whitened[:, 12:], -whitened[:, :12], atol=1e-4)
+    kernels = whitening.kernels(records.read_split(cifar10_dir, "train").images)  # see test_whitening.py
+    np.testing.assert_array_equal(variables["block1/conv1/whitening/weights"], kernels)
     for layer, channels, filters in (("block1/conv1", 24, 64), ("block3/conv2", 256, 256)):
         kernels = variables[f"{layer}/weights"]
         expected = np.zeros([3, 3, channels, channels])
@@ -119,6 +113,24 @@ def test_what_is_no_filter_moves_as_the_script_says(examples, model, features):
     assert rates["block2/conv1/batch_normalization/beta"] == pytest.approx(0.0573 * 1536)
     biases = of["block1/conv1/whitening/biases"]
     assert math.ceil(biases.until_epoch * 50_000 / 1536) == 7  # steps
+
+
+@pytest.mark.parametrize(
+    "dtype, tolerance", [("float64", 1e-12), ("float32", 1e-5), ("bfloat16", 0.03), ("float16", 0.004)]
+)
+def test_swish_and_its_derivative_are_those_of_the_sigmoid_formula(dtype, tolerance):
+    beta, places = 1.702, np.concatenate([np.linspace(-12, 12, 201), [-300, 300]])
+
+    def value_and_slope(x):
+        y = cifar10_94.scaled_swish(beta / 2 * x) / beta
+        return [y, *tf.gradients(y, x)]
+
+    places = places.astype(tf.as_dtype(dtype).as_numpy_dtype)
+    found, slope = (result.astype(np.float64) for result in values.of(value_and_slope, places))
+    x = places.astype(np.float64)
+    sigmoid = 1 / (1 + np.exp(-beta * x))
+    np.testing.assert_allclose(found, x * sigmoid, atol=tolerance, rtol=tolerance)
+    np.testing.assert_allclose(slope, sigmoid + beta * x * sigmoid * (1 - sigmoid), atol=tolerance, rtol=tolerance)
 
 
 NARROW = dataclasses.replace(WORKLOAD, inference_for=functools.partial(cifar10_94.inference_for, widths=(32, 48, 48)))

@@ -1,4 +1,4 @@
-"""The network against a plain one of TensorFlow's own operations."""
+"""The network against a plain one of TensorFlow's own operations, its normalisation against numpy."""
 
 import numpy as np
 import plain_convnet
@@ -58,34 +58,57 @@ def test_initial_values():
         np.testing.assert_allclose(weights.std(), 0.8796 * deviation, rtol=0.05)  # 5 deviations of 4,800: 6e-7 of seeds
 
 
-@pytest.fixture(scope="module")
-def float64_step():
-    """Two images' activations, logits and gradients; those of the plain network; all variables are drawn at random."""
+def test_activations_and_gradients_equal_the_plain_network():
+    """Of two images, in float64; all variables are drawn at random."""
     rng = np.random.default_rng(0)
-    with tf.Graph().as_default(), v1.Session() as session:
+    with tf.Graph().as_default() as graph, v1.Session() as session:
         images = tf.constant(draw_images(2))
         logits = convnet.inference(images, True)
         variables = by_name(v1.global_variables())
         for name, variable in variables.items():
             layer = name.partition("/")[0]
             variable.load(2 * DEVIATIONS[layer] * rng.normal(size=variable.shape), session)
-        logit_gradients = tf.constant(rng.normal(size=logits.shape))
-        gradients = tf.gradients(logits, list(variables.values()), logit_gradients)
         plain = plain_convnet.activations(images, variables)
-        expected = tf.gradients(plain["softmax_linear"], list(variables.values()), logit_gradients)
-        graph = v1.get_default_graph()
-        activations = {layer: graph.get_tensor_by_name(f"{layer}/{layer}:0") for layer in plain}
-        yield session.run((activations, logits, gradients, plain, expected))
+        found = [graph.get_tensor_by_name(f"{layer}/{layer}:0") for layer in plain] + [logits]
+        expected = [*plain.values(), plain["softmax_linear"]]
+        upstream = tf.constant(rng.normal(size=logits.shape))
+        for outputs in (found, expected):
+            outputs += tf.gradients(outputs[-1], list(variables.values()), upstream)
+        for ours, theirs in zip(*session.run((found, expected)), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9 * abs(theirs).max())
 
 
-def test_activations_and_logits_equal_the_plain_network(float64_step):
-    activations, logits, _, expected, _ = float64_step
-    for layer, values in expected.items():
-        np.testing.assert_allclose(activations[layer], values, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(logits, expected["softmax_linear"], rtol=1e-9, atol=1e-12)
+def normalized(inputs, output_gradients):
+    """[outputs, gradients with respect to inputs] of the normalisation; the batch size is not known statically."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(inputs.dtype, [None, *inputs.shape[1:]])
+        y = convnet.local_response_normalization(x)
+        assert y.dtype == x.dtype and y.shape.as_list() == x.shape.as_list()
+        return session.run([y, *tf.gradients(y, x, grad_ys=tf.constant(output_gradients))], {x: inputs})
 
 
-def test_gradients_equal_the_plain_network(float64_step):
-    _, _, gradients, _, plain = float64_step
-    for gradient, expected in zip(gradients, plain, strict=True):
-        np.testing.assert_allclose(gradient, expected, rtol=1e-9, atol=1e-9 * abs(expected).max())
+def numpys(x, dy):
+    """The definition, and its gradient through the whole Jacobian: x and dy are [examples, channels]."""
+    distances = np.abs(np.subtract.outer(np.arange(x.shape[1]), np.arange(x.shape[1])))
+    near, alpha = (distances <= 4).astype(float), 0.001 / 9
+    energy = 1 + alpha * np.square(x) @ near
+    jacobian = np.einsum("nc,ck->nck", energy**-0.75, np.eye(x.shape[1]))
+    jacobian -= 1.5 * alpha * np.einsum("nc,nk,ck->nck", x * energy**-1.75, x, near)
+    return x * energy**-0.75, np.einsum("nc,nck->nk", dy, jacobian)
+
+
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+@pytest.mark.parametrize("shape", [(3, 2, 4, 64), (5, 7, 16), (2, 3, 1, 3)])
+def test_normalisation_follows_its_definition(shape, scale):
+    rng = np.random.default_rng(0)
+    x, dy = scale * rng.normal(size=shape), rng.normal(size=shape)
+    expected = numpys(x.reshape(-1, shape[-1]), dy.reshape(-1, shape[-1]))
+    for found, plain in zip(normalized(x, dy), expected, strict=True):
+        np.testing.assert_allclose(found, plain.reshape(shape), rtol=1e-9, atol=1e-12)
+
+
+def test_bfloat16_is_normalised_in_float32():
+    x = (100 * np.random.default_rng(2).normal(size=[8, 64])).astype(tf.bfloat16.as_numpy_dtype)
+    y, _ = normalized(x, np.ones_like(x))
+    expected, _ = numpys(x.astype(float), np.ones(x.shape))
+    np.testing.assert_allclose(y.astype(float), expected, rtol=2**-8)  # one rounding, of the result

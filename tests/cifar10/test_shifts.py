@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+import values
 from draws import GivenDraws
 from trainings import on_host
 
@@ -23,10 +24,9 @@ def test_every_shift_and_flip_is_numpys(images):
     cases = [(r, c, bit, epoch, k) for r in range(5) for c in range(5) for bit in (0, 1) for epoch in (6, 7)
              for k in (0, 1)]  # fmt: skip
     rows, columns, bits, epochs, chosen = map(np.array, zip(*cases, strict=True))
-    with tf.Graph().as_default(), v1.Session() as session:
-        numbers = np.stack([rows + 0.5, columns + 0.5], axis=1) / 5  # those of the shift, and of the colours too
-        draws = GivenDraws(numbers, (0.75 - 0.5 * bits)[:, np.newaxis], epochs)
-        found = session.run(shifts.augment(tf.constant(images[chosen]), draws))
+    numbers = np.stack([rows + 0.5, columns + 0.5], axis=1) / 5  # those of the shift, and of the colours too
+    draws = GivenDraws(numbers, (0.75 - 0.5 * bits)[:, np.newaxis], epochs)
+    found = values.of(lambda x: shifts.augment(x, draws), images[chosen])
     assert found.dtype == np.float32
     padded = np.pad(images, [(0, 0), (2, 2), (2, 2), (0, 0)], mode="reflect").astype(np.float64)
     for shifted, (row, column, bit, epoch, k) in zip(found, cases, strict=True):
@@ -39,10 +39,8 @@ def test_every_shift_and_flip_is_numpys(images):
 
 
 def test_the_extreme_numbers_give_the_extreme_shifts_and_colours(images):
-    with tf.Graph().as_default(), v1.Session() as session:
-        draws = GivenDraws([[0, 0], [1 - 2**-24] * 2], [[0.5], [0.5]], [0, 0])
-        found = session.run(shifts.augment(tf.constant(images), draws))
-        plain = session.run(crops.prepare(tf.constant(images)))
+    draws = GivenDraws([[0, 0], [1 - 2**-24] * 2], [[0.5], [0.5]], [0, 0])
+    found, plain = values.of(lambda x: (shifts.augment(x, draws), crops.prepare(x)), images)
     np.testing.assert_allclose(found[0, 2:, 2:], (plain[0, :30, :30] - 0.1399) * (1 - 0.1308), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found[1, :30, :30], (plain[1, 2:, 2:] + 0.1399) * (1 + 0.1308), rtol=1e-5, atol=1e-6)
 
@@ -65,9 +63,8 @@ def test_in_the_stream_half_are_flipped_at_first_and_each_in_every_other_epoch()
 
 
 def test_the_six_views_are_numpys(images):
-    with tf.Graph().as_default(), v1.Session() as session:
-        weights, views = zip(*shifts.views(crops.prepare(tf.constant(images))), strict=True)
-        plain, *found = session.run([crops.prepare(tf.constant(images)), *views])
+    plain = values.of(crops.prepare, images)
+    weights, found = zip(*shifts.views(tf.constant(plain)), strict=True)
     padded = np.pad(plain, [(0, 0), (1, 1), (1, 1), (0, 0)], mode="reflect")
     moved = [padded[:, first : first + 32, first : first + 32] for first in (1, 2, 0)]
     assert weights == (1 / 4, 1 / 8, 1 / 8) * 2

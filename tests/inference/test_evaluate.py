@@ -1,7 +1,6 @@
 """python -m tower_train.evaluate: what it prints is what it found, and a mistake is one line."""
 
 import functools
-import os
 import re
 import shutil
 
@@ -46,64 +45,39 @@ def test_it_prints_the_metrics_and_a_confusion_matrix(word, weights, main, run):
     [
         ([], "--train_dir is missing"),
         (["--train_dir=gs://bucket/run"], "--train_dir=gs://bucket/run: it must be a local or mounted folder"),
-        (["--train_dir={empty}"], "--train_dir={empty} holds no run: run.json is missing"),
+        (["--train_dir={none}"], "--train_dir={none} holds no run: run.json is missing"),
         (["--train_dir={no_checkpoint}"], "--train_dir={no_checkpoint} holds no checkpoint yet"),
         (["--train_dir={run}", "--workload=cifar10"], "{run} is a run of workload toy, not of cifar10"),
-        (["--train_dir={run}", "--workload=no_such"], "no module 'no_such'"),
         (["--train_dir={run}", "--dataset=mnist"], "--dataset=mnist: workload toy knows auto only"),
-        (["--train_dir={run}", "--batch_size=0"], "--batch_size=0: it must be a whole number at least 1"),
-        (["--train_dir={run}", "--device=gpu"], "this machine's GPUs are: none"),
         (["--train_dir={run}", "--num_gpu=2"], "--help"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_it_and_changes_nothing(words, part, main, run, tmp_path):
-    places = {"run": run, "empty": tmp_path / "empty", "no_checkpoint": tmp_path / "no_checkpoint"}
-    places["empty"].mkdir()
-    places["no_checkpoint"].mkdir()
-    shutil.copy(run / "run.json", places["no_checkpoint"])
+    places = {"run": run, "none": tmp_path / "none", "no_checkpoint": tmp_path}
+    shutil.copy(run / "run.json", tmp_path)
     before = jobs.contents(run)
     status, stdout, stderr = main(*(word.format(**places) for word in words))
-    assert status == 2
-    assert stdout == ""
+    assert (status, stdout) == (2, "")
     assert re.fullmatch(r"tower_train: error: .+\n", stderr), stderr
     assert part.format(**places) in stderr
-    assert jobs.contents(run) == before
+    assert jobs.contents(run) == before and not places["none"].exists()
 
 
-def test_a_directory_that_does_not_exist_is_not_made(main, tmp_path):
-    status, _, stderr = main(f"--train_dir={tmp_path / 'none'}")
-    assert status == 2 and "holds no run" in stderr
-    assert not (tmp_path / "none").exists()
-
-
-@pytest.fixture(params=["mount", "no rename"])
-def read_only_run(request, run, tmp_path, monkeypatch):
+@pytest.fixture
+def read_only_run(run, tmp_path):
     """A copy of a run in which nothing can be written."""
     copy = tmp_path / "run"
-    shutil.copytree(run, copy)
-    (copy / "result.json").unlink(missing_ok=True)
-    shutil.rmtree(copy / "eval", ignore_errors=True)
-    if request.param == "mount":
-        if not small_disk.can_mount(tmp_path / "disk"):
-            pytest.skip("mounting a file system needs root")
-        small_disk.make_read_only(copy)
-        yield copy
-        small_disk.unmount(copy)
-    else:
-
-        def refuse(*_):
-            raise OSError(30, "Read-only file system")
-
-        monkeypatch.setattr(os, "replace", refuse)
-        yield copy
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("result.json", "eval"))
+    is_root = small_disk.can_mount(tmp_path / "disk")
+    small_disk.make_read_only(copy) if is_root else copy.chmod(0o500)
+    yield copy
+    small_disk.unmount(copy) if is_root else copy.chmod(0o700)
 
 
 def test_on_a_run_that_may_only_be_read_the_result_is_shown_and_said_not_to_be_kept(main, run, read_only_run):
     _, expected, _ = main(f"--train_dir={run}", "--workload=toy_workload")
     status, stdout, stderr = main(f"--train_dir={read_only_run}", "--workload=toy_workload")
     assert (status, stdout) == (0, expected)
-    assert stderr == (
-        f"tower_train: the evaluation of step 20 is shown, not kept: {read_only_run}/result.json cannot be written "
-        "(Read-only file system). Make room, or give another directory.\n"
-    )
+    begins = f"tower_train: the evaluation of step 20 is shown, not kept: {read_only_run}/result.json cannot be written"
+    assert stderr.startswith(begins) and stderr.count("\n") == 1
     assert not (read_only_run / "result.json").exists() and not (read_only_run / "eval").exists()

@@ -123,7 +123,7 @@ def _of_table(directory: pathlib.Path, labels: str, paths: list[str]) -> tuple[d
 
 def _table(directory: pathlib.Path, labels: str) -> tuple[pathlib.Path, str | None]:
     """Returns the path of the table and the name of its column of classes, if given."""
-    for name, column in ((labels, None), labels.rsplit(":", 1)[:2] if ":" in labels else (labels, None)):
+    for name, column in ((labels, None), labels.rsplit(":", 1) if ":" in labels else (labels, None)):
         for path in (directory / name, directory / "train" / name, pathlib.Path(name).expanduser()):
             if path.is_file():
                 return path, column
