@@ -19,6 +19,7 @@ from tower_train.workload import DataRequest
 v1 = tf.compat.v1
 
 WORKLOAD = cifar10.WORKLOAD.with_options({"model": "cifar10_94"})
+NARROW = dataclasses.replace(WORKLOAD, inference_for=functools.partial(cifar10_94.inference_for, widths=(32, 48, 48)))
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +51,13 @@ def plain_network(images, weights):
     return tf.matmul(x, weights["head/weights"]) / 9
 
 
-@pytest.mark.parametrize(
-    "dtype, tolerance, on_gpu", [("float64", 1e-9, False), ("float64", 1e-9, True), ("float32", 1e-3, False)]
-)
-def test_the_network_equals_its_plain_formulation(examples, dtype, tolerance, on_gpu, monkeypatch):
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_the_network_equals_its_plain_formulation(examples, on_gpu, monkeypatch):
     """In the form that CPUs get and in that of GPUs, which runs here too; names and shapes of weights are the same."""
     monkeypatch.setattr(layers, "on_gpu", lambda: on_gpu)
-    images = np.random.default_rng(0).normal(size=[3, 32, 32, 3]).astype(dtype)
-    labels = np.arange(3)
+    images, labels = np.random.default_rng(0).normal(size=[3, 32, 32, 3]), np.arange(3)
     with tf.Graph().as_default(), v1.Session() as session:
-        logits = WORKLOAD.for_examples(examples).inference(tf.constant(images), True)
+        logits = NARROW.for_examples(examples).inference(tf.constant(images), True)
         trained = v1.trainable_variables()
         everything = {variable.op.name: variable for variable in v1.global_variables()}
         results = []
@@ -70,19 +68,15 @@ def test_the_network_equals_its_plain_formulation(examples, dtype, tolerance, on
         for variable in trained:  # biases begin at 0, which would hide them
             if variable.shape.rank == 1:
                 variable.load(np.random.default_rng(1).normal(size=variable.shape, scale=0.1), session)
-        found, expected = session.run(results)
-    assert sum(np.prod(variable.shape) for variable in trained) == 1_971_352
-    # In float32 rounding may tip a pool from one pixel to another, whose gradient is another weight's.
-    compared = 1 if dtype == "float32" else len(expected)
-    for ours, plain in zip(found[:compared], expected[:compared], strict=True):
-        np.testing.assert_allclose(ours, plain, rtol=0, atol=tolerance * np.abs(plain).max())
+        for ours, plain in zip(*session.run(results), strict=True):
+            np.testing.assert_allclose(ours, plain, rtol=0, atol=1e-9 * np.abs(plain).max())
 
 
 def test_it_begins_with_whitened_patches_that_are_passed_on(examples, cifar10_dir):
-    _, variables = trainings.train(WORKLOAD, examples, 0, dtype="float32", global_batch_size=4)
+    _, variables = trainings.train(NARROW, examples, 0, dtype="float32", global_batch_size=4)
     kernels = whitening.kernels(records.read_split(cifar10_dir, "train").images)  # see test_whitening.py
     np.testing.assert_array_equal(variables["block1/conv1/whitening/weights"], kernels)
-    for layer, channels, filters in (("block1/conv1", 24, 64), ("block3/conv2", 256, 256)):
+    for layer, channels, filters in (("block1/conv1", 24, 32), ("block2/conv1", 32, 48), ("block3/conv2", 48, 48)):
         kernels = variables[f"{layer}/weights"]
         expected = np.zeros([3, 3, channels, channels])
         expected[1, 1] = np.eye(channels)
@@ -94,14 +88,15 @@ def test_it_begins_with_whitened_patches_that_are_passed_on(examples, cifar10_di
             )
 
 
-@pytest.mark.parametrize("model, features", [("cifar10_94", 256), ("cifar10_95", 384)])
-def test_what_is_no_filter_moves_as_the_script_says(examples, model, features):
+@pytest.mark.parametrize("model, features, weights", [("cifar10_94", 256, 1_971_352), ("cifar10_95", 384, None)])
+def test_what_is_no_filter_moves_as_the_script_says(examples, model, features, weights):
     """Its rates are for the sum of losses over a batch, the head's for logits divided by the number of features."""
     workload = cifar10.WORKLOAD.with_options({"model": model})
     with tf.Graph().as_default(), context.entered(context.Context()) as entered:
         workload.for_examples(examples).inference(tf.zeros([2, 32, 32, 3]), False)
         names = {variable.op.name for variable in v1.trainable_variables()}
         decays = v1.losses.get_regularization_losses()
+        assert weights in (None, sum(np.prod(variable.shape) for variable in v1.trainable_variables()))
     of = {name: group for name, group in entered.param_groups.items() if name in names}
     assert {name for name in names if name not in of} == {
         f"block{b}/conv{c}/weights" for b in (1, 2, 3) for c in (1, 2)
@@ -133,12 +128,9 @@ def test_swish_and_its_derivative_are_those_of_the_sigmoid_formula(dtype, tolera
     np.testing.assert_allclose(slope, sigmoid + beta * x * sigmoid * (1 - sigmoid), atol=tolerance, rtol=tolerance)
 
 
-NARROW = dataclasses.replace(WORKLOAD, inference_for=functools.partial(cifar10_94.inference_for, widths=(32, 48, 48)))
-
-
 def test_synchronized_towers_match_one_tower_step_by_step(examples):
     """Over the end of the first epoch, and that of the whitening biases' training."""
-    options = dict(dtype="float64", sync_batch_norm=True, global_batch_size=2, steps=5)
+    options = dict(dtype="float64", sync_batch_norm=True, global_batch_size=2, steps=3)
     examples = examples.sample(3)
     one = trainings.train(NARROW, examples, num_gpus=1, **options)
     two = trainings.train(NARROW, examples, num_gpus=2, **options)

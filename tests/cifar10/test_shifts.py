@@ -25,8 +25,8 @@ def test_every_shift_and_flip_is_numpys(images):
              for k in (0, 1)]  # fmt: skip
     rows, columns, bits, epochs, chosen = map(np.array, zip(*cases, strict=True))
     numbers = np.stack([rows + 0.5, columns + 0.5], axis=1) / 5  # those of the shift, and of the colours too
-    draws = GivenDraws(numbers, (0.75 - 0.5 * bits)[:, np.newaxis], epochs)
-    found = values.of(lambda x: shifts.augment(x, draws), images[chosen])
+    given = numbers, (0.75 - 0.5 * bits)[:, np.newaxis], epochs
+    found = values.of(lambda x: shifts.augment(x, GivenDraws(*given)), images[chosen])
     assert found.dtype == np.float32
     padded = np.pad(images, [(0, 0), (2, 2), (2, 2), (0, 0)], mode="reflect").astype(np.float64)
     for shifted, (row, column, bit, epoch, k) in zip(found, cases, strict=True):
@@ -39,8 +39,8 @@ def test_every_shift_and_flip_is_numpys(images):
 
 
 def test_the_extreme_numbers_give_the_extreme_shifts_and_colours(images):
-    draws = GivenDraws([[0, 0], [1 - 2**-24] * 2], [[0.5], [0.5]], [0, 0])
-    found, plain = values.of(lambda x: (shifts.augment(x, draws), crops.prepare(x)), images)
+    given = [[0, 0], [1 - 2**-24] * 2], [[0.5], [0.5]], [0, 0]
+    found, plain = values.of(lambda x: (shifts.augment(x, GivenDraws(*given)), crops.prepare(x)), images)
     np.testing.assert_allclose(found[0, 2:, 2:], (plain[0, :30, :30] - 0.1399) * (1 - 0.1308), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found[1, :30, :30], (plain[1, 2:, 2:] + 0.1399) * (1 + 0.1308), rtol=1e-5, atol=1e-6)
 

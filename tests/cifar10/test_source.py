@@ -14,7 +14,7 @@ import time
 import pytest
 
 from cifar10 import download, generated, records, source
-from tower_train import errors
+from tower_train import console, errors
 from tower_train.data import directories, remote
 from tower_train.workload import DataRequest
 
@@ -187,12 +187,20 @@ def server(monkeypatch):
         thread.join()
 
 
-def test_the_files_and_nothing_else_are_unpacked_and_kept(server, tmp_path):
+def test_the_files_and_nothing_else_are_unpacked_and_kept(server, tmp_path, monkeypatch):
+    shown = []
+
+    class Bar(console.ProgressBar):
+        def update(self, advance):
+            shown.append(advance)
+
+    monkeypatch.setattr(remote.console, "ProgressBar", Bar)
     for _ in range(2):
         folder = DOWNLOAD(tmp_path / "new", server.archive())
         assert folder == tmp_path / "new" / "cifar-10-batches-bin" and sorted(os.listdir(folder)) == sorted(FILES)
         assert [(folder / name).read_bytes() for name in FILES] == [bytes([i]) * 3073 for i in range(len(FILES))]
     assert server.requests == 1 and os.listdir(tmp_path / "new") == ["cifar-10-batches-bin"]
+    assert sum(shown) == len(GOOD)
 
 
 @pytest.mark.parametrize(

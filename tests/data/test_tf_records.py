@@ -11,7 +11,7 @@ import tensorflow as tf
 import toy_workload
 import values
 
-from tower_train import errors
+from tower_train import errors, host
 from tower_train.data import tf_records
 from tower_train.graph import step_failures
 
@@ -50,6 +50,7 @@ def folder(tmp_path):
 def test_records_are_fetched_by_index_over_all_files(parse, batched, folder):
     examples = tf_records.examples("toy", folder / "train-*.tfrecord", parse, "abc", batched=batched)
     assert (examples.name, examples.num_examples, examples.class_names) == ("toy", 96, ("a", "b", "c"))
+    assert examples.parallel_steps == (None if batched else host.cores())
     features, labels = element_workloads.arrays("train")
     indices = [95, 0, 9, 10, 69, 70, 0]
     found = values.fetched(examples, indices)

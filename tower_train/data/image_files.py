@@ -229,8 +229,9 @@ def _split_off(listing: Listing, groups: list[str], split: str, fraction: float,
             count += sizes[group]
     is_aside = np.array([group in aside for group in groups])
     for label, class_name in enumerate(listing.class_names):
-        if len(set(is_aside[listing.labels == label])) < 2:
-            missing = "to train on" if is_aside[listing.labels == label].all() else "to validate on"
+        sides = set(is_aside[listing.labels == label])
+        if len(sides) < 2:
+            missing = "to train on" if True in sides else "to validate on"
             raise errors.DataError(
                 f"--validation_fraction={fraction:g} leaves no images of class {class_name} {missing}, of "
                 f"{len(sizes)} groups. Give another fraction or --seed, or smaller groups with --group_pattern."
