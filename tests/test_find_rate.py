@@ -18,6 +18,8 @@ def test_the_suggested_rate_is_that_of_the_fastest_fall_before_the_lowest_loss()
     losses = falls + np.maximum(0, np.log(RATES / 0.5)) + 0.5
     losses[-20:-10] -= 3 * np.linspace(0, 1, 10) * (losses[-20:-10] > 9)  # and not a later fall
     assert find_rate.suggested(RATES, losses) == pytest.approx(0.02, rel=0.15)
+    diverging = np.where(RATES < 0.3, 2 - RATES, 2.3)  # the fastest fall is the last
+    assert find_rate.suggested(RATES, diverging) == pytest.approx(0.03, rel=0.1)
     rising = 1 + np.log10(1 + RATES)
     assert find_rate.suggested(RATES, rising) is None
     assert find_rate.suggested(RATES, np.full(200, 2.3)) is None

@@ -17,8 +17,9 @@ Suggests a learning rate, by a range test: python -m tower_train.find_rate [opti
 
 Trains 200 steps, or --max_steps, whose rate grows from 1e-5 to 10 by the same factor each, until the loss is four times
 its lowest (Smith 2015, "Cyclical learning rates for training neural networks", section 3.3; fastai's lr_find). Draws
-the loss over the rate in find_rate.png in this folder, and suggests the rate at which it falls fastest, for this
-optimizer and batch, as --learning_rate means it: before --lr_scaling. Needs one process. No run is saved.
+the loss over the rate in find_rate.png in this folder, and suggests the rate at which it falls fastest, or a tenth of
+that of its lowest value if this is less. It is for this optimizer and batch, as --learning_rate means it: before
+--lr_scaling. Needs one process. No run is saved.
 
 Exit status: 0 done, 2 an option or a file is wrong, or no rate makes the loss fall.
 """
@@ -37,7 +38,8 @@ def smoothed(losses: Sequence[float]) -> np.ndarray:
 
 
 def suggested(rates: Sequence[float], losses: np.ndarray) -> float | None:
-    """Returns the rate at which the loss falls fastest before its lowest value; None if it does not fall.
+    """Returns the rate at which the loss falls fastest before its lowest value, or a tenth of the rate of that if this
+    is less, as where the fastest fall ends in divergence (fastai's two suggestions); None if the loss does not fall.
 
     Args:
       rates: each the one before times the same factor.
@@ -46,7 +48,7 @@ def suggested(rates: Sequence[float], losses: np.ndarray) -> float | None:
     first, lowest = len(losses) // 10, int(np.argmin(losses))
     if lowest < first + 2 or losses[first] - losses[lowest] < _LEAST_FALL * abs(losses[first]):
         return None
-    return rates[first + int(np.argmin(np.gradient(losses[first : lowest + 1])))]
+    return min(rates[first + int(np.argmin(np.gradient(losses[first : lowest + 1])))], rates[lowest] / 10)
 
 
 def range_test(workload, config: Config, steps: int = _STEPS) -> tuple[list[float], np.ndarray]:

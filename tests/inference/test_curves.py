@@ -74,7 +74,8 @@ def test_runs_are_named_by_the_fewest_options_and_evaluations_by_their_split(run
             pathlib.Path(path, "run.json").write_text(json.dumps(run_json))
         return paths
 
-    assert curves.labels(copies({"seed": 1, "max_steps": 9}, {})) == ["seed=1 …", "seed=0 …"]
+    assert curves.labels(copies({"seed": 1, "ema": 0, "dtype": "float64"}, {})) == ["seed=1 …", "seed=0 …"]
+    assert curves.labels(copies({"max_steps": 9, "seed": 1}, {})) == ["seed=1, max_steps=9", "seed=0, max_steps=20"]
     grid = [{"seed": 1, "ema": 0.5}, {"seed": 1, "ema": 0.6}, {"seed": 2, "ema": 0.5}]
     assert curves.labels(copies(*grid)) == [f"seed={each['seed']}, ema={each['ema']}" for each in grid]
     same = copies({"log_every_steps": 1}, {})

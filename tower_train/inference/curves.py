@@ -141,9 +141,10 @@ def _differing(train_dirs: Sequence[str]) -> list[dict[str, str]]:
 
 
 def labels(train_dirs: Sequence[str]) -> list[str]:
-    """Returns a name for each run: one to three options that tell it from the others, or else its directory."""
+    """Returns a name for each run: the fewest options that tell it from the others, or else its directory."""
     differing = _differing(train_dirs)
-    for names in itertools.chain(*(itertools.combinations(differing[0], count) for count in (1, 2, 3))):
+    counts = (1, 2, 3) if len(differing[0]) > 2 else (2, 1)  # two have room beside each other
+    for names in itertools.chain(*(itertools.combinations(differing[0], count) for count in counts)):
         texts = [", ".join(each[name] for name in names) for each in differing]
         if len(set(texts)) == len(texts):
             return texts if len(names) == len(differing[0]) else [f"{text} …" for text in texts]
