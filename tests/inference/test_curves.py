@@ -81,3 +81,9 @@ def test_runs_are_named_by_the_fewest_options_and_evaluations_by_their_split(run
     same = copies({"log_every_steps": 1}, {})
     assert curves.labels(same) == [pathlib.Path(path).name for path in same]
     assert "test loss" in "".join(curves.table(same)) and curves.curves(*same)._repr_png_().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("last", "scale"), [(0.1, "linear"), (0.01, "log"), (-0.01, "linear")])
+def test_a_loss_that_falls_far_is_drawn_over_its_logarithm(last, scale, runs, monkeypatch):
+    monkeypatch.setattr(curves, "history", lambda _: {"step": [1, 2], "epoch": [0.5, 1], "loss": [2, last]})
+    assert curves.curves(str(runs[0])).axes[0].get_yscale() == scale

@@ -15,10 +15,9 @@ from tower_train.run_dir import json_files
 OF_EVALUATION = "val_"  # the beginning of the names of an evaluation's metrics, as Keras has them
 _MOST_PANELS = 4
 _NOTE = (
-    "The training loss is of augmented batches with dropout and weight decay; all else without, by averaged weights."
+    "The training loss: of augmented batches, with dropout and weight decay. All else: without, by averaged weights."
 )
 _METADATA = {".png": {"Software": "tower_train"}, ".svg": {"Creator": "tower_train", "Date": None}}
-_HEAD = 2000  # bytes of a file that hold them
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")  # distinct also for the colour-blind
 _STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "tower_train",
           "svg.fonttype": "none", "figure.facecolor": "white", "savefig.facecolor": "white"}  # fmt: skip
@@ -80,8 +79,9 @@ def curves(*train_dirs: str):
             for i, (label, train_dir) in enumerate(zip(labels(train_dirs), train_dirs, strict=True)):
                 about = _COLORS[i % len(_COLORS)], label, _split(train_dir)
                 _draw(axis, histories[i], name.removeprefix(OF_EVALUATION), *about)
-            axis.set_xlabel("epochs")
-            axis.set_ylabel(name.removeprefix(OF_EVALUATION))
+            low, high = axis.dataLim.intervaly
+            is_wide = name == "loss" and 0 < 100 * low < high
+            axis.set(xlabel="epochs", ylabel=name.removeprefix(OF_EVALUATION), yscale="log" if is_wide else "linear")
             axis.grid(color="#dddddd", linewidth=0.5)
         handles, names = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside upper left", frameon=False, ncols=min(3, len(histories)))
@@ -108,7 +108,7 @@ def save(figure, stem: str, endings: Sequence[str] = tuple(_METADATA)) -> str:
     paths = [pathlib.Path(stem + ending).absolute() for ending in endings]
     try:
         for path in paths:
-            if path.exists() and b"tower_train" not in path.read_bytes()[:_HEAD]:
+            if path.exists() and b"tower_train" not in path.read_bytes()[:2000]:  # which hold the metadata
                 raise errors.ConfigError(f"{path} is there, and was not drawn by this command. Move it away.")
         with matplotlib.rc_context(_STYLE):
             for path, ending in zip(paths, endings, strict=True):
@@ -155,22 +155,19 @@ def table(train_dirs: Sequence[str]) -> list[str]:
     """Returns lines: the options of each run if there are several, its last step, and last and best values."""
     differing, rows = _differing(train_dirs), [("run", "", "last", "lowest", "highest")]
     for label, lists, train_dir in zip(labels(train_dirs), map(history, train_dirs), train_dirs, strict=True):
-        rows.append((label, "step", str(max(lists["step"] + lists.get("val_step", []))), "", ""))
-        for name, values in lists.items():
-            known = [value for value in values if value is not None]
-            if (name == "loss" or name.startswith(OF_EVALUATION)) and name not in ("val_step", "val_epoch") and known:
+        rows.append((label, "step", str(max(lists["step"] + lists.pop("val_step", []))), "", ""))
+        for name in [name for name in lists if name == "loss" or name.startswith(OF_EVALUATION)]:
+            known = [value for value in lists[name] if value is not None]
+            if name != "val_epoch" and known:
                 split = "training" if name == "loss" else _split(train_dir)
                 about = f"{split} {name.removeprefix(OF_EVALUATION)}"
                 rows.append(("", about, *(f"{value:.4g}" for value in (known[-1], min(known), max(known)))))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        *(
-            f"{train_dir}: {', '.join(each.values())}"
-            for train_dir, each in zip(train_dirs, differing, strict=True)
-            if each
-        ),
-        *("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows),
+    options = [
+        f"{train_dir}: {', '.join(each.values())}" for train_dir, each in zip(train_dirs, differing, strict=True)
     ]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return (options if differing[0] else []) + lines
 
 
 def _split(train_dir: str) -> str:
