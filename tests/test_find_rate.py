@@ -20,8 +20,10 @@ def test_the_suggested_rate_is_that_of_the_fastest_fall_before_the_lowest_loss()
     assert find_rate.suggested(RATES, losses) == pytest.approx(0.02, rel=0.15)
     diverging = np.where(RATES < 0.3, 2 - RATES, 2.3)  # the fastest fall is the last
     assert find_rate.suggested(RATES, diverging) == pytest.approx(0.03, rel=0.1)
-    rising = 1 + np.log10(1 + RATES)
-    assert find_rate.suggested(RATES, rising) is None
+    below_zero = falls - 2
+    assert not find_rate.has_diverged(list(below_zero))
+    assert find_rate.suggested(RATES, below_zero) == pytest.approx(0.02, rel=0.2)
+    assert find_rate.suggested(RATES, 1 + np.log10(1 + RATES)) is None
     assert find_rate.suggested(RATES, np.full(200, 2.3)) is None
 
 
@@ -69,10 +71,3 @@ def test_the_suggestion_is_before_scaling_and_follows_no_option_of_other_process
     for name in ("worker_hosts", "epochs"):
         with pytest.raises(errors.ConfigError, match=f"--{name}: a range test is of one process, and counts steps"):
             find_rate.check_options(["--num_gpus=2", f"--{name}=2"])
-
-
-def test_a_loss_below_zero_that_falls_has_not_diverged_and_suggests():
-    losses = -2 / (1 + np.exp(-3 * np.log(RATES / 0.02)))
-    assert not find_rate.has_diverged(list(losses)) and find_rate.suggested(RATES, losses) == pytest.approx(
-        0.02, rel=0.2
-    )

@@ -56,12 +56,8 @@ def test_a_script_or_notebook_that_imports_it_first_has_no_lines_of_tensorflows_
     )
     imports = "import tower_train, tensorflow"
     (tmp_path / "script.py").write_text(imports)
-    for words, stderr in (
-        (["script.py"], ""),
-        (["-c", f"import sys; sys.modules['ipykernel'] = sys; {imports}"], ""),
-        (["-c", imports], "import"),
-    ):
-        found = subprocess.run(
-            [sys.executable, *words], cwd=tmp_path, env=jobs.environment(tmp_path), capture_output=True, text=True
-        )
+    notebook = f"import sys; sys.modules['ipykernel'] = sys; {imports}"
+    for words, stderr in ((["script.py"], b""), (["-c", notebook], b""), (["-c", imports], b"import")):
+        python = [sys.executable, *words]
+        found = subprocess.run(python, cwd=tmp_path, env=jobs.environment(tmp_path), capture_output=True)
         assert (found.returncode, found.stderr) == (0, stderr)

@@ -2,9 +2,7 @@
 
 import importlib
 import json
-import pathlib
 import re
-import shutil
 
 import jobs
 import pytest
@@ -64,26 +62,24 @@ def test_runs_are_drawn_and_tabulated_where_no_other_file_is(runs, tmp_path, mon
     assert (tmp_path / "curves.svg").read_text() == "mine"
 
 
-def test_runs_are_named_by_the_fewest_options_and_evaluations_by_their_split(runs, tmp_path):
-    def copies(*changes):
-        paths = [str(tmp_path / f"{len(list(tmp_path.iterdir())) + i}") for i in range(len(changes))]
-        for path, changed in zip(paths, changes, strict=True):
-            shutil.copytree(runs[0], path, ignore=shutil.ignore_patterns("eval*"))
-            run_json = jobs.read_json(runs[0], "run.json")
-            run_json["config"] |= changed
-            pathlib.Path(path, "run.json").write_text(json.dumps(run_json))
-        return paths
-
-    assert curves.labels(copies({"seed": 1, "ema": 0, "dtype": "float64"}, {})) == ["seed=1 …", "seed=0 …"]
-    assert curves.labels(copies({"max_steps": 9, "seed": 1}, {})) == ["seed=1, max_steps=9", "seed=0, max_steps=20"]
-    grid = [{"seed": 1, "ema": 0.5}, {"seed": 1, "ema": 0.6}, {"seed": 2, "ema": 0.5}]
-    assert curves.labels(copies(*grid)) == [f"seed={each['seed']}, ema={each['ema']}" for each in grid]
-    same = copies({"log_every_steps": 1}, {})
-    assert curves.labels(same) == [pathlib.Path(path).name for path in same]
-    assert "test loss" in "".join(curves.table(same)) and curves.curves(*same)._repr_png_().startswith(b"\x89PNG")
+@pytest.mark.parametrize(("options", "names"), [
+    (("seed=1", "ema=1", "dtype=float64"), ["seed=1 …", "seed=0 …"]),
+    (("max_steps=9", "seed=1"), ["seed=1, max_steps=9", "seed=0, max_steps=0"]),
+    (("log_every_steps=9",), ["0", "1"]),
+])  # fmt: skip
+def test_runs_are_named_by_the_fewest_options(options, names, monkeypatch):
+    """Those first that change what is learnt; by directories if they differ in none such."""
+    first = dict(option.split("=") for option in options)
+    runs = {"0": first, "1": dict.fromkeys(first, 0), "2": first | {"seed": 2}}
+    monkeypatch.setattr(curves.json_files, "read", lambda path: {"config": runs[path.parent.name]})
+    assert curves.labels(["0", "1"]) == names
+    assert len(set(curves.labels(["0", "1", "2"]))) == 3
 
 
 @pytest.mark.parametrize(("last", "scale"), [(0.1, "linear"), (0.01, "log"), (-0.01, "linear")])
-def test_a_loss_that_falls_far_is_drawn_over_its_logarithm(last, scale, runs, monkeypatch):
-    monkeypatch.setattr(curves, "history", lambda _: {"step": [1, 2], "epoch": [0.5, 1], "loss": [2, last]})
-    assert curves.curves(str(runs[0])).axes[0].get_yscale() == scale
+def test_a_loss_that_falls_far_is_drawn_over_its_logarithm_and_named_by_its_split(last, scale, tmp_path, monkeypatch):
+    lists = {"step": [1, 2], "epoch": [0.5, 1], "loss": [2, last], "val_epoch": [1], "val_loss": [1]}
+    monkeypatch.setattr(curves, "history", lambda _: dict(lists))
+    figure = curves.curves(tmp_path)
+    assert figure.axes[0].get_yscale() == scale and figure._repr_png_().startswith(b"\x89PNG")
+    assert re.search("training loss .*\n +test loss +1 ", "\n".join(curves.table([tmp_path])))
