@@ -125,7 +125,7 @@ def test_ham10000_needs_the_column_which_the_message_names(tmp_path):
     make(tmp_path, "HAM10000_images_part_1/I0.jpg", "HAM10000_images_part_2/I1.jpg", "ham10000_images_part_1/I0.jpg")
     (tmp_path / "HAM10000_metadata.csv").write_bytes(b"\xef\xbb\xbflesion_id,image_id,dx\r\nH0,I0,bkl\r\nH0,I1,nv\r\n")
     (tmp_path / "ham10000_images_part_1/I0.jpg").rename(tmp_path / "ham10000_images_part_1/I0 copy.jpg")
-    assert "if it holds the classes, give --labels=HAM10000_metadata.csv" in find(tmp_path, "train").notice
+    assert "if it holds them, give --labels=HAM10000_metadata.csv" in find(tmp_path, "train").notice
     with pytest.raises(errors.ConfigError, match="Give one of: --labels=HAM10000_metadata.csv:lesion_id, .*:dx.$"):
         find(tmp_path, "train", labels="HAM10000_metadata.csv")
     found, _ = classes(tmp_path, "HAM10000_metadata.csv:dx")

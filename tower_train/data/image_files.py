@@ -168,7 +168,7 @@ def _listed(folder: pathlib.Path, directory: pathlib.Path, split: str) -> Listin
     counts = ", ".join(f"{count} {readable(kind)}" for kind, count in sorted(others.items()))
     notice = f"Passed over in {folder}: {counts}." if others else ""
     if table := image_labels.table_in(directory):  # its parts, not its classes, may be what the folders are
-        notice += f" {table} beside them is not read; if it holds the classes, give --labels={table}."
+        notice += f" {table} beside them gives no classes; if it holds them, give --labels={table}."
     return Listing(
         folder, tuple(names), np.array(labels, np.int32), tuple(map(readable, classes)), split, notice.strip()
     )
