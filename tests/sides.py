@@ -1,4 +1,4 @@
-"""Processes of the benchmark's sides: forked, without importing TensorFlow again, or fake ones that only answer."""
+"""Processes of the benchmark's sides: forked, without importing TensorFlow again."""
 
 import contextlib
 import functools
@@ -43,42 +43,6 @@ def forking(is_forked=lambda words: True):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure, "subprocess", types.SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
         yield
-
-
-class FakeWorkers:
-    """Stands for the processes; writes down what happens to them."""
-
-    def __init__(self, failing=None):
-        """`failing` is the name of the side that dies when measured."""
-        self.log, self.live, self.failing = [], set(), failing
-
-    @contextlib.contextmanager
-    def start(self, side):
-        self.log.append(("start", side.name))
-        self.live.add(side.name)
-        try:
-            yield FakeWorker(self, side.name)
-        finally:
-            self.live.remove(side.name)
-
-
-class FakeWorker:
-    """Does 20 steps of 8 examples a second."""
-
-    def __init__(self, workers, name):
-        self._workers, self._name = workers, name
-
-    def answer(self):
-        return {"first_step_secs": 3.0, "examples_per_step": 8, "peak_bytes": 1000, "card_bytes": 0}
-
-    def measure(self, seconds):
-        if self._name == self._workers.failing:
-            raise RuntimeError("died")
-        self._workers.log.append(("measure", self._name))
-        return {"steps": 10, "seconds": 0.5, "idle_secs": 1.0, "idle_cpu_secs": 0.0}
-
-    def stop(self):
-        return {"peak_bytes": 1001, "card_bytes": 0}
 
 
 def trained_by(side):

@@ -6,7 +6,7 @@ import time
 import tensorflow as tf
 import toy_workload
 
-SECONDS = 0.15
+SECONDS = 0.1
 
 
 def slowly(request):

@@ -1,4 +1,4 @@
-"""A trace of real steps, and the form of a trace on GPUs."""
+"""The parts of a step, from a trace of real steps or one as on GPUs, and the sentence that follows from them."""
 
 import json
 
@@ -7,8 +7,73 @@ import slow_input
 import tensorflow as tf
 
 from tower_train.bench import attribution, breakdown
+from tower_train.bench.attribution import Breakdown, Operation
 from tower_train.bench.sides import BenchmarkOptions
 from tower_train.graph import transfer
+
+
+def operation(name, start, end):
+    return Operation(name, "/cpu:0", start, end)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("IteratorGetNext", "input wait"),
+        ("next_batch/IteratorGetNext", "input wait"),
+        ("tower_0/conv1/Conv2D", "tower_0"),
+        ("tower_12/gradients/tower_12/local3/MatMul_grad/MatMul", "tower_12"),
+        ("ConstantFolding/tower_1/gradients/tower_1/conv2/Conv2D_grad/ShapeN-matshapes-0", "tower_1"),
+        ("GroupCrossDeviceControlEdges_0/ConstantFolding/tower_1/gradients/ShapeN-matshapes-1/_7", "tower_1"),
+        ("Func/train/then/_90/input/_295", "train"),
+        ("floordiv", "floordiv"),
+    ],
+)
+def test_an_operation_belongs_to_its_outermost_name_scope(name, part):
+    assert operation(name, 0, 1).part == part
+
+
+def seconds_of(*spans):
+    """Of (operation, start, end)."""
+    return attribution.seconds_by_part([operation(*span) for span in spans])
+
+
+def test_parts_that_follow_each_other_take_their_own_time_and_share_it_if_they_run_at_once():
+    """Two operations of one tower are not more than one; waiting for input costs nothing while something else runs."""
+    update = "train/then/_9/GradientDescent/update_w/ResourceApplyGradientDescent"
+    towers = ("tower_0/Conv2D", 12.0, 17.0), ("average_gradients/AddN", 17.0, 17.5)
+    assert seconds_of(("IteratorGetNext", 10.0, 12.0), *towers, (update, 18.0, 19.0)) == {
+        "input wait": 2.0, "tower_0": 5.0, "average_gradients": 0.5, "no operation running": 0.5, "train": 1.0,
+    }  # fmt: skip
+    towers = ("tower_0/Conv2D", 1.0, 3.0), ("tower_0/MatMul", 1.0, 2.0), ("tower_1/Conv2D", 2.0, 4.0)
+    found = seconds_of(("IteratorGetNext", 0.0, 4.0), *towers)
+    assert found == pytest.approx({"input wait": 1.0, "tower_0": 1.5, "tower_1": 1.5})
+
+
+def a_breakdown(towers=4, on_gpus=True, step_secs=0.1, busy=0.5, busy_here=0.5, in_place=None, **seconds):
+    parts = {"tower_0": 0.1} | {name.replace("input_wait", "input wait"): value for name, value in seconds.items()}
+    return Breakdown(towers, on_gpus, 2, step_secs, busy, busy_here, in_place or step_secs, parts)
+
+
+ONE = a_breakdown(towers=1, step_secs=0.11)
+
+
+@pytest.mark.parametrize(
+    ("most", "found"),
+    [
+        (a_breakdown(input_wait=0.1), "for 50% of the step the towers wait for input (input-bound)"),
+        (a_breakdown(in_place=0.06, input_wait=0.01), "for 40% of the step the towers wait for input (input-bound)"),
+        (a_breakdown(average_gradients=0.02, train=0.03), "for 33% of the step gradients are averaged and variables"),
+        (a_breakdown(on_gpus=False, busy=0.97, busy_here=0.95, train=0.03), "cores are 97% busy (cores exhausted)"),
+        (a_breakdown(on_gpus=False, busy=0.97), "the 2 cores are 97% busy, 47% by other processes (cores exhausted)"),
+        (a_breakdown(on_gpus=False, busy=0.5, input_wait=0.1), "(input-bound)"),
+        (a_breakdown(busy=0.97, input_wait=0.1), "(input-bound)"),
+    ],
+)
+def test_the_sentence_names_the_reason(most, found):
+    sentence = attribution.sentence(ONE, most)
+    assert sentence.startswith("More towers do not help: ")
+    assert found in sentence
 
 
 def trace(devices):
@@ -24,44 +89,29 @@ def trace(devices):
     return metadata
 
 
-def test_waiting_for_another_device_is_no_work():
-    traced = trace({"/cpu:0": [("AddN/_3", "AddN/_3 = _Recv()", 0, 900), ("_SOURCE", "", 0, 0)]})
-    assert breakdown.operations_of(traced) == []
-
-
-def test_of_a_gpu_the_kernels_count_and_not_their_launches():
+def test_of_a_gpu_the_kernels_count_and_not_their_launches_nor_waiting_for_another_device():
     gpu, kernel = "/device:GPU:0", "tower_0/conv1/Conv2D:Conv2D"
     traced = trace(
         {
+            "/cpu:0": [("AddN/_3", "AddN/_3 = _Recv()", 0, 900), ("_SOURCE", "", 0, 0)],
             gpu: [("tower_0/conv1/Conv2D", "tower_0/conv1/Conv2D = Conv2D(a, b)", 100, 110)],
             f"{gpu}/stream:all": [(kernel, "", 120, 400)],
             f"{gpu}/stream:14": [(kernel, "", 120, 400)],
         }
     )
-    (operation,) = breakdown.operations_of(traced)
-    assert operation.part == "tower_0"
-    assert operation.end - operation.start == pytest.approx(280e-6)
+    (found,) = breakdown.operations_of(traced)
+    assert found.part == "tower_0" and found.end - found.start == pytest.approx(280e-6)
 
 
-@pytest.fixture(scope="module")
-def written(cifar10_dir, tmp_path_factory):
-    """The directory with what a breakdown of two towers wrote."""
-    out = tmp_path_factory.mktemp("breakdown")
-    options = BenchmarkOptions(
-        data_dir=str(cifar10_dir), dataset="cifar10", batch_size=8, seconds=0.1, device="cpu", towers=(2,), out=str(out)
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(breakdown, "_TOY_STEPS", 20)
-        lines = breakdown.run(options)
-    assert lines[-2] == f"Written:  {out / 'breakdown.json'}, {out / 'trace-2.json'}"
+def test_a_step_of_the_trainer_has_all_parts(cifar10_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(breakdown, "_TOY_STEPS", 20)
+    options = dict(data_dir=str(cifar10_dir), dataset="cifar10", batch_size=8, seconds=0.1, device="cpu", towers=(2,))
+    lines = breakdown.run(BenchmarkOptions(out=str(tmp_path), **options))
+    assert lines[-2] == f"Written:  {tmp_path / 'breakdown.json'}, {tmp_path / 'trace-2.json'}"
     assert [line.partition(":")[0] for line in lines if "toy" in line] == [
         "A step of a toy network in a run", "A step of a toy network as a bare callable",
     ]  # fmt: skip
-    return out
-
-
-def test_a_step_of_the_trainer_has_all_parts(written):
-    content = json.loads((written / "breakdown.json").read_text())
+    content = json.loads((tmp_path / "breakdown.json").read_text())
     (found,) = content["breakdowns"]
     found = attribution.Breakdown(**found)
     towers = "tower_0", "tower_1"

@@ -1,35 +1,104 @@
-"""Sides take turns: everything is measured equally often, in changing order, and together with its anchors."""
+"""Sides take turns, each measured once a round; one that dies or hangs is a clear line and leaves no process."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import types
 
 import pytest
-import sides as fakes
+import sides
 
+from tower_train import errors
 from tower_train.bench import measure
-from tower_train.bench.sides import Side
+from tower_train.bench.sides import BenchmarkOptions, Side
 
 
-def sides(*names):
-    return [Side(name, f"module:{'multiply' if name == 'ceiling' else 'train'}") for name in names]
+def measured(log, live, failing=None):
+    """Measures sides a, b and c in six rounds. Their workers do 20 steps of 8 examples a second, and note it."""
 
+    @contextlib.contextmanager
+    def start(side):
+        def measure(seconds):
+            log.append(side.name)
+            if side.name == failing:
+                raise RuntimeError("died")
+            return {"steps": 10, "seconds": 0.5, "idle_secs": 1.0, "idle_cpu_secs": 0.0}
 
-def measured(chosen, workers, count=6):
-    return measure.in_rounds(chosen, workers.start, count, 0.5)
+        first = {"first_step_secs": 3.0, "examples_per_step": 8, "peak_bytes": 1000, "card_bytes": 0}
+        live.add(side.name)
+        yield types.SimpleNamespace(answer=lambda: first, measure=measure, stop=lambda: first | {"peak_bytes": 1001})
+        live.remove(side.name)
+
+    return measure.in_rounds([Side(name, "module:train") for name in "abc"], start, 6, 0.5)
 
 
 def test_every_side_is_measured_once_a_round_in_an_order_that_changes():
-    workers = fakes.FakeWorkers()
-    results = measured(sides("a", "b", "c"), workers)
-    assert [what for what, _ in workers.log[:3]] == ["start"] * 3 and not workers.live
-    turns = [name for what, name in workers.log if what == "measure"]
-    orders = [turns[i : i + 3] for i in range(0, len(turns), 3)]
-    assert len(orders) == 6
-    assert all(sorted(order) == ["a", "b", "c"] for order in orders)
-    assert len({tuple(order) for order in orders}) > 2
-    for result in results:
-        assert result.rates == dict.fromkeys(range(6), 10 * 8 / 0.5)
-
-
-def test_when_one_side_fails_all_end():
-    workers = fakes.FakeWorkers(failing="b")
+    results = measured(log := [], live := set())
+    orders = [tuple(log[i : i + 3]) for i in range(0, len(log), 3)]
+    assert len(orders) == 6 and not live
+    assert all(sorted(order) == ["a", "b", "c"] for order in orders) and len(set(orders)) > 2
+    assert [result.rates for result in results] == [dict.fromkeys(range(6), 10 * 8 / 0.5)] * 3
+    assert {result.peak_bytes for result in results} == {1001}
     with pytest.raises(RuntimeError):
-        measured(sides("a", "b", "c"), workers)
-    assert not workers.live
+        measured(log, live, failing="b")
+
+
+TESTS = pathlib.Path(__file__).parents[1]
+BROKEN = """
+def train(request, batch_size, after_step):
+    raise RuntimeError("out of ideas")
+"""
+SCRIPTS = {  # what stands for Python in some of the processes
+    "stuck": "#!/bin/sh\necho this takes for ever >&2\nexec sleep 1000\n",
+    "fatal": "#!/bin/sh\nkill -ABRT $$\n",
+}
+
+
+def start(name, place, timeout_secs=100, train="broken:train", **arguments):
+    options = BenchmarkOptions(device="cpu", batch_size=8, timeout_secs=timeout_secs)
+    return measure.Worker(Side(name, train, arguments), options, place / name)
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """{name: (the worker, its error)} of workers that all go wrong."""
+    place, found = tmp_path_factory.mktemp("workers"), {}
+    (place / "broken.py").write_text(BROKEN)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS.parent), str(TESTS), str(place)]))
+        nowhere = dict(workload="broken:NOTHING", model=None, device="cpu", towers=1, dtype="float32")
+        with sides.forking():
+            workers = {
+                "broken": start("broken", place),
+                "refused": start("refused", place, train="tower_train.bench.trainer:train", **nowhere),
+            }
+        for name, script in SCRIPTS.items():
+            (place / f"{name}.sh").write_text(script)
+            (place / f"{name}.sh").chmod(0o700)
+            patch.setattr(measure.sys, "executable", str(place / f"{name}.sh"))
+            workers[name] = start(name, place, timeout_secs=1 if name == "stuck" else 100)
+    for name, worker in workers.items():
+        with worker, pytest.raises(measure.SideError) as error:
+            worker.answer()
+        found[name] = (worker, error.value)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "begins", "ends"),
+    [
+        ("broken", "its process ended with status 1. Its last words: ", "RuntimeError: out of ideas"),
+        ("refused", "its process ended with status ", ""),
+        ("fatal", f"its process ended with status -{signal.SIGABRT.value}.", ""),
+        ("stuck", "its process hangs: no answer within 1 seconds. ", "this takes for ever"),
+    ],
+)
+def test_a_side_that_fails_is_one_line_with_its_last_words_and_leaves_no_process(name, begins, ends, outcomes):
+    worker, error = outcomes[name]
+    message = str(error)
+    assert message.startswith(f"{name}: {begins}") and message.endswith(ends) and "\n" not in message
+    assert ("ConfigError: --workload=broken:NOTHING" in message) == (name == "refused")
+    assert isinstance(error, errors.UserError) and error.exit_status == 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker._process.pid, 0)
