@@ -13,7 +13,7 @@ import sides
 import tensorflow as tf
 
 import cifar10
-from cifar10 import records, rivals, source
+from cifar10 import records, rivals
 from cifar10.rivals import keras_networks, port
 from tower_train.workload import DataRequest
 
@@ -60,22 +60,6 @@ def our_network(request_for):
             return session.run((variables, logits, decay))
 
     return run
-
-
-def test_the_port_reads_standardised_crops(request_for):
-    files = [str(source.locate(request_for)[0] / name) for name in records.FILES["train"]]
-    with tf.Graph().as_default(), v1.Session() as session:
-        batch = port.distorted_inputs(files, num_examples=200, batch=16)
-        coordinator = v1.train.Coordinator()
-        threads = v1.train.start_queue_runners(session, coordinator)
-        images, labels = session.run(batch)
-        coordinator.request_stop()
-        session.close()
-        coordinator.join(threads)
-    assert images.shape == (16, 24, 24, 3) and labels.shape == (16,)
-    assert set(labels) <= set(range(10))
-    np.testing.assert_allclose(images.mean(axis=(1, 2, 3)), 0, atol=1e-4)
-    np.testing.assert_allclose(images.std(axis=(1, 2, 3)), 1, atol=1e-3)
 
 
 def test_the_port_has_the_reference_network():

@@ -5,13 +5,8 @@ import pytest
 import tensorflow as tf
 import values
 from draws import GivenDraws
-from trainings import on_host
 
 from cifar10 import crops, shifts
-from tower_train.graph import stream
-from tower_train.workload import Examples, Workload
-
-v1 = tf.compat.v1
 
 
 @pytest.fixture(scope="module")
@@ -43,23 +38,6 @@ def test_the_extreme_numbers_give_the_extreme_shifts_and_colours(images):
     found, plain = values.of(lambda x: (shifts.augment(x, GivenDraws(*given)), crops.prepare(x)), images)
     np.testing.assert_allclose(found[0, 2:, 2:], (plain[0, :30, :30] - 0.1399) * (1 - 0.1308), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found[1, :30, :30], (plain[1, 2:, 2:] + 0.1399) * (1 + 0.1308), rtol=1e-5, atol=1e-6)
-
-
-def test_in_the_stream_half_are_flipped_at_first_and_each_in_every_other_epoch():
-    """Images whose columns all differ, and whose rows do not: the columns tell the flip, whatever the shift."""
-    ramp = np.broadcast_to(4 * np.arange(32, dtype=np.uint8)[:, np.newaxis], [200, 32, 32, 3])
-    examples = Examples.from_arrays("ramps", ramp, np.arange(200))
-    workload = Workload("ramps", None, None, augment=shifts.augment)
-    with tf.Graph().as_default(), v1.Session() as session:
-        source = stream.training_stream(workload, examples, 5, tf.constant(0, tf.int64), on_host(100, 1))
-        session.run(source.initializer)
-        steps = [session.run(source.batches)[0] for _ in range(8)]
-    flips = np.zeros([4, 200], bool)
-    for i, (features, labels) in enumerate(steps):
-        flips[i // 2, labels] = features[:, 0, 28, 0] < features[:, 0, 4, 0]
-    assert 65 < flips[0].sum() < 135  # a binomial of 200 and 1/2 is not in 1 of 1.2 million seeds
-    for epoch in (1, 2, 3):
-        np.testing.assert_array_equal(flips[epoch], flips[epoch - 1] ^ True)
 
 
 def test_the_six_views_are_numpys(images):

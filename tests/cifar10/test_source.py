@@ -53,25 +53,25 @@ def drawn(default_dir, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("dataset", "named", "below"), [("auto", False, ""), ("auto", True, download.FOLDER), ("cifar10", True, "")]
-)
-def test_cifar10_is_used_where_it_lies(cifar10_dir, default_dir, tmp_path, dataset, named, below):
+    ("dataset", "named", "below"),
+    [
+        ("auto", False, ""), ("auto", True, download.FOLDER), ("cifar10", True, ""),
+        ("auto", False, None), ("cifar10", False, None), ("cifar10", True, None),
+    ],
+)  # fmt: skip
+def test_cifar10_is_used_where_it_lies_or_downloaded_once(
+    network, cifar10_dir, default_dir, tmp_path, dataset, named, below
+):
+    """below: its place in the directory; None: it is not there."""
     directory = tmp_path / "named" if named else default_dir
-    shutil.copytree(cifar10_dir, directory / below)
+    if below is not None:
+        shutil.copytree(cifar10_dir, directory / below)
     for split, count in (("train", 200), ("test", 40)):
         examples = source.examples(DataRequest(split, dataset, str(directory) if named else None))
         assert (examples.name, examples.num_examples, examples.dataset) == (f"CIFAR-10 {split}", count, "cifar10")
         assert examples.fingerprint == records.read_split(cifar10_dir, split).fingerprint
         assert examples.notice is None and examples.class_names == records.CLASS_NAMES
-
-
-@pytest.mark.parametrize("dataset, named", [("auto", False), ("cifar10", False), ("cifar10", True)])
-def test_cifar10_is_downloaded_once_where_it_is_missing(network, default_dir, tmp_path, dataset, named):
-    directory = tmp_path / "named" if named else default_dir
-    for split in ("train", "test"):
-        examples = source.examples(DataRequest(split, dataset, str(directory) if named else None))
-        assert (examples.name, examples.dataset, examples.notice) == (f"CIFAR-10 {split}", "cifar10", None)
-    assert network == [directory]
+    assert network == ([directory] if below is None else [])
 
 
 def test_auto_falls_back_to_drawn_images_and_says_why_and_what_to_do(drawn, monkeypatch):

@@ -3,7 +3,6 @@
 import gzip
 
 import hypothesis
-import numpy as np
 import pytest
 from hypothesis import strategies
 
@@ -11,7 +10,6 @@ from cifar10 import records
 from tower_train import errors
 from tower_train.data import idx
 
-SETTINGS = hypothesis.settings(max_examples=150, deadline=None, derandomize=True)
 VALID_IDX = bytes([0, 0, 8, 2, 0, 0, 0, 3, 0, 0, 0, 4]) + bytes(12)
 
 
@@ -29,30 +27,27 @@ def changed(valid):
     return strategies.builds(apply, edits, lengths)
 
 
-@pytest.fixture(scope="module")
-def file(tmp_path_factory):
-    return tmp_path_factory.mktemp("fuzz") / "file"
+IDX = strategies.binary(max_size=60) | changed(VALID_IDX) | changed(gzip.compress(VALID_IDX))
+READERS = {  # {name: (contents of a file, reads it and returns whether the result is as the format says)}
+    "idx": (IDX, lambda path: idx.read(path).ndim > 0),
+    "records": (
+        changed(bytes(2 * records.RECORD_BYTES)),
+        lambda path: len(records.read([path]).labels) * records.RECORD_BYTES == path.stat().st_size,
+    ),
+}
 
 
-@hypothesis.given(content=strategies.binary(max_size=60) | changed(VALID_IDX) | changed(gzip.compress(VALID_IDX)))
-@SETTINGS
-def test_any_bytes_are_an_idx_file_or_a_data_error(file, content):
-    file.write_bytes(content)
-    try:
-        values = idx.read(file)
-    except errors.DataError as error:
-        assert str(error).startswith(f"{file}: ")
-    else:
-        assert isinstance(values, np.ndarray)
+@pytest.mark.parametrize(("contents", "is_right"), READERS.values(), ids=READERS)
+def test_any_bytes_are_a_file_of_the_format_or_a_data_error_that_names_it(contents, is_right, tmp_path):
+    path = tmp_path / "file"
 
+    @hypothesis.given(contents)
+    @hypothesis.settings(max_examples=150, deadline=None, derandomize=True)
+    def read(content):
+        path.write_bytes(content)
+        try:
+            assert is_right(path)
+        except errors.DataError as error:
+            assert str(error).startswith(f"{path}: ")
 
-@hypothesis.given(content=changed(bytes(2 * records.RECORD_BYTES)))
-@SETTINGS
-def test_any_bytes_are_records_or_a_data_error(file, content):
-    file.write_bytes(content)
-    try:
-        read = records.read([file])
-    except errors.DataError as error:
-        assert str(error).startswith(f"{file}: ")
-    else:
-        assert len(read.labels) * records.RECORD_BYTES == len(content) and read.labels.max() < records.NUM_CLASSES
+    read()

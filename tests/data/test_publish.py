@@ -1,6 +1,5 @@
 """A folder appears whole or not at all."""
 
-import os
 import subprocess
 import sys
 
@@ -22,21 +21,20 @@ def _names(directory):
     return sorted(path.name for path in directory.iterdir())
 
 
-def test_folder_and_its_parents_are_made_once(tmp_path):
-    folder = tmp_path / "a" / "b" / "data"
-    calls = []
+def test_folder_and_its_parents_are_made_once_and_an_incomplete_one_is_replaced(tmp_path):
+    folder, calls = tmp_path / "a" / "b" / "data", []
+
+    def fill(partial):
+        calls.append(partial.parent)
+        _fill(partial)
+
     for _ in range(2):
-        publish.publish_folder(folder, lambda partial: (calls.append(partial), _fill(partial)), _is_complete)
-    assert _names(folder.parent) == ["data"] and _names(folder) == ["done", "first"]
-    assert len(calls) == 1 and calls[0].parent == folder.parent, "a rename is atomic within one file system only"
-
-
-def test_an_incomplete_folder_is_replaced(tmp_path):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    (folder / "stale").write_text("")
-    publish.publish_folder(folder, _fill, _is_complete)
-    assert _names(folder) == ["done", "first"]
+        publish.publish_folder(folder, fill, _is_complete)
+        assert _names(folder.parent) == ["data"] and _names(folder) == ["done", "first"]
+        assert calls == [folder.parent], "a rename is atomic within one file system only"
+    (folder / "done").rename(folder / "stale")
+    publish.publish_folder(folder, fill, _is_complete)
+    assert _names(folder) == ["done", "first"] and len(calls) == 2
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
@@ -89,11 +87,3 @@ def test_processes_that_want_the_same_folder_take_turns_and_one_that_is_killed_l
     assert sorted(printed) == [("", ""), ("filling\n", "")] and not any(process.returncode for process in others)
     killed.communicate()
     assert _names(tmp_path) == ["data", "go"] and _names(tmp_path / "data") == ["done", "first"]
-
-
-def test_a_complete_folder_is_used_where_nothing_may_be_written(tmp_path):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    _fill(folder)
-    publish.publish_folder(folder, pytest.fail, _is_complete)
-    assert os.listdir(tmp_path) == ["data"]
