@@ -43,7 +43,6 @@ def assert_one_line(status, stdout, stderr, *parts):
     [
         ("--gpus=7", ["--gpus=7", "this machine's GPUs are: none"]),
         ("--device=gpu", ["this machine's GPUs are: none", "--device=cpu"]),
-        ("--workload=no_such_module", ["--workload=no_such_module", "no module 'no_such_module'"]),
         ("--dataset=mnist", ["--dataset=mnist", "cifar10", "generated"]),
         ("--workload=toy_workload --dataset=mnist", ["--dataset=mnist: workload toy knows auto only"]),
         ("--data_dir=/no/such/directory", ["--data_dir=/no/such/directory", "data_batch_1.bin"]),
@@ -57,7 +56,7 @@ def test_a_mistake_is_one_line_that_names_it_and_leaves_nothing_behind(word, par
     assert jobs.contents(tmp_path) == {}
 
 
-@pytest.mark.parametrize("place", ["file/run", "file", "/proc/run", "/dev/null/run"])
+@pytest.mark.parametrize("place", ["file/run", "file", "/proc/run"])
 def test_a_train_dir_that_cannot_be_written_to_is_one_line(place, main, data_dir, tmp_path):
     (tmp_path / "file").write_text("mine")
     train_dir = tmp_path / place

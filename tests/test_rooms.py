@@ -60,16 +60,6 @@ def is_upwards(module, imported):
     return place(imported) is not None and place(imported) > place(module)
 
 
-def circles(graph):
-    """Groups of modules that import each other, each sorted."""
-    reached = {module: set(targets) for module, targets in graph.items()}
-    for middle in graph:
-        for targets in reached.values():
-            if middle in targets:
-                targets |= reached[middle]
-    return sorted({tuple(sorted(b for b in reached[a] if a in reached[b])) for a in graph if a in reached[a]})
-
-
 def large_functions(source):
     """{name: (lines, arguments)} of functions that are over a limit; methods are named CLASS.METHOD."""
     found = {}
@@ -111,10 +101,6 @@ def graph(modules):
 def test_imports_run_downwards(graph):
     upwards = [f"{module} imports {other}" for module in graph for other in graph[module] if is_upwards(module, other)]
     assert not upwards, "\n".join(sorted(upwards))
-
-
-def test_there_are_no_circles(graph):
-    assert circles(graph) == []
 
 
 def test_functions_are_small(modules):

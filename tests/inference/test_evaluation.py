@@ -64,40 +64,27 @@ def test_every_example_counts_once_on_the_weights_asked_for(raw, num_gpus, batch
     assert found.class_names == toy_workload.CLASSES
 
 
-class TestViews:
-    """Of the toy workload's features as they are, at weight 1/4, and with their signs turned, at 3/4."""
-
-    @pytest.fixture(scope="class")
-    def workload(self):
-        return dataclasses.replace(
-            toy_workload.WORKLOAD, test_time_augmentation=lambda features: [(0.25, features), (0.75, -features)]
-        )
-
-    @pytest.fixture(scope="class")
-    def viewed_run(self, workload, tmp_path_factory):
-        directory = tmp_path_factory.mktemp("viewed")
-        jobs.train_toy(directory, workload=workload, max_steps=12, eval_every_steps=12, learning_rate=0.05)
-        return directory, jobs.read_json(directory, "result.json")["evaluation"]
-
-    @pytest.mark.parametrize("single_view", [False, True])
-    def test_evaluation_takes_the_mean_of_the_logits_unless_told_not_to(self, workload, viewed_run, single_view):
-        found = evaluate(viewed_run[0], workload, single_view=single_view, num_gpus=2, batch_size=7)
-        weights, (features, labels) = jobs.variables(viewed_run[0]), element_workloads.arrays("test")
-        logits = jobs.toy_logits(weights, features)
-        if not single_view:
-            logits = 0.25 * logits + 0.75 * jobs.toy_logits(weights, -features)
-        assert found.confusion == confusion(labels, np.argmax(logits, axis=1))
-        assert found.several_views is not single_view
-        assert report.evaluation_lines(found)[0].endswith(", several views of each") is not single_view
-
-    def test_so_does_evaluation_during_training(self, workload, viewed_run):
-        directory, during = viewed_run
-        found = evaluate(directory, workload)
-        assert_same(during, found)
-        result = jobs.read_json(directory, "result.json")
-        assert result["evaluation"] == jobs.json_like(found.as_dict())
-        assert (result["step"], result["stopped_by"]) == (12, "last step")  # what training wrote stays
-        assert found.confusion != evaluate(directory, workload, single_view=True).confusion
+def test_evaluation_takes_the_mean_of_the_logits_over_views_unless_told_not_to(tmp_path):
+    """Of the features as they are, at weight 1/4, and with their signs turned, at 3/4; also during training."""
+    workload = dataclasses.replace(
+        toy_workload.WORKLOAD, test_time_augmentation=lambda features: [(0.25, features), (0.75, -features)]
+    )
+    jobs.train_toy(tmp_path, workload=workload, max_steps=12, eval_every_steps=12, learning_rate=0.05)
+    during = jobs.read_json(tmp_path, "result.json")["evaluation"]
+    found, single = (evaluate(tmp_path, workload, single_view=single, num_gpus=2, batch_size=7)
+                     for single in (False, True))  # fmt: skip
+    features, labels = element_workloads.arrays("test")
+    plain, turned = (jobs.toy_logits(jobs.variables(tmp_path), sign * features) for sign in (1, -1))
+    for evaluation, logits in ((found, 0.25 * plain + 0.75 * turned), (single, plain)):
+        assert evaluation.confusion == confusion(labels, np.argmax(logits, axis=1))
+        assert evaluation.several_views is (evaluation is found)
+        line = report.evaluation_lines(evaluation)[0]
+        assert line.endswith(", several views of each") is (evaluation is found)
+    assert found.confusion != single.confusion
+    result = jobs.read_json(tmp_path, "result.json")
+    assert result["evaluation"] == jobs.json_like(single.as_dict())
+    assert (result["step"], result["stopped_by"]) == (12, "last step")  # what training wrote stays
+    assert_same(during, found)
 
 
 def test_evaluations_are_drawn_at_the_steps_of_their_checkpoints_and_other_ways_to_evaluate_apart(run, tmp_path):

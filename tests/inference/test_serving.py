@@ -75,18 +75,6 @@ def pixels(paths):
     return np.stack([np.asarray(Image.open(path)) for path in paths])[..., np.newaxis]
 
 
-def test_the_exported_network_predicts_what_evaluation_counts(run, exported, files):
-    paths, labels = files
-    outputs = exported["serving_default"](features=tf.constant(pixels(paths)))
-    confusion = np.zeros([3, 3], int)
-    np.add.at(confusion, (labels, outputs["logits"].numpy().argmax(axis=1)), 1)
-    [found] = tower_train.evaluate_run(EvaluateOptions(train_dir=str(run)))
-    assert found.confusion == confusion.tolist()
-    names = np.array([name.encode() for name in ("left", "right", "zentral ü")])
-    np.testing.assert_array_equal(outputs["classes"].numpy(), names[outputs["logits"].numpy().argmax(axis=1)])
-    np.testing.assert_array_equal(outputs["all_classes"].numpy(), [names] * 15)
-
-
 def mirrored(images):
     """Views whose weights are no powers of two."""
     return [(0.7, images), (0.2, tf.reverse(images, [2])), (0.1, images / 2)]
@@ -112,9 +100,8 @@ def exported_with_views(run, tmp_path_factory):
 @pytest.mark.parametrize("batch", [15, 4])
 def test_the_exported_network_gives_the_bits_of_evaluation(run, files, batch, has_views, request):
     """Every logit, at the same batches, of one view and of several."""
-    exported = request.getfixturevalue("exported_with_views" if has_views else "exported")
-    workload = with_views(run) if has_views else None
-    saved = saved_run.read(EvaluateOptions(train_dir=str(run)), workload)
+    exported = request.getfixturevalue("exported_with_views" if has_views else "exported")["serving_default"]
+    saved = saved_run.read(EvaluateOptions(train_dir=str(run)), with_views(run) if has_views else None)
     workload = dataclasses.replace(
         saved.workload, metrics=lambda logits, labels: {str(i): logits[:, i] for i in range(logits.shape[-1])}
     )
@@ -124,20 +111,17 @@ def test_the_exported_network_gives_the_bits_of_evaluation(run, files, batch, ha
         v1.train.Saver(built.restored).restore(session, tf.train.latest_checkpoint(str(run)))
         session.run(built.stream_initializer)
         steps = [session.run(built.metrics) for _ in range(15 // batch)]
-    images = pixels(files[0])
-    for i, step in enumerate(steps):
-        own = exported["serving_default"](features=tf.constant(images[i * batch : (i + 1) * batch]))["logits"].numpy()
-        assert np.stack([step[str(k)] for k in range(3)], axis=1).tobytes() == own.tobytes()
+    for step, images in zip(steps, np.split(pixels(files[0])[: 15 // batch * batch], len(steps)), strict=True):
+        found = exported(features=tf.constant(images))["logits"].numpy()
+        assert np.stack([step[str(k)] for k in range(3)], axis=1).tobytes() == found.tobytes()
 
 
 def test_a_single_view_is_exported_where_asked_for(run, exported, exported_with_views, files, tmp_path):
-    images = tf.constant(pixels(files[0]))
-    plain, mean = (signatures["serving_default"](features=images)["logits"].numpy()
-                   for signatures in (exported, exported_with_views))  # fmt: skip
-    assert not np.allclose(plain, mean)
     saved_model.export(ExportOptions(train_dir=str(run), single_view=True), tmp_path / "model", with_views(run))
-    single = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]
-    assert single(features=images)["logits"].numpy().tobytes() == plain.tobytes()
+    single = tf.saved_model.load(str(tmp_path / "model")).signatures
+    plain, mean, single = (each["serving_default"](features=tf.constant(pixels(files[0])))["logits"].numpy()
+                           for each in (exported, exported_with_views, single))  # fmt: skip
+    assert not np.allclose(plain, mean) and single.tobytes() == plain.tobytes()
 
 
 def test_files_and_pixels_give_the_same_bits(exported, files):
@@ -151,13 +135,9 @@ def test_files_and_pixels_give_the_same_bits(exported, files):
     np.testing.assert_allclose(
         of_pixels["probabilities"], exponents / exponents.sum(axis=1, keepdims=True), rtol=1e-5, atol=1e-30
     )
-
-
-def test_the_export_holds_the_averaged_weights(run, exported):
-    model, saved = tf.saved_model.load(str(run / "export")), jobs.variables(run)
-    averaged = saved["softmax_linear/weights/ExponentialMovingAverage"]
-    assert not np.array_equal(saved["softmax_linear/weights"], averaged)
-    assert any(np.array_equal(variable, averaged) for variable in model.variables)
+    names = np.array([name.encode() for name in ("left", "right", "zentral ü")])
+    np.testing.assert_array_equal(of_pixels["classes"].numpy(), names[exponents.argmax(axis=1)])
+    np.testing.assert_array_equal(of_pixels["all_classes"].numpy(), [names] * 15)
 
 
 def test_predict_prints_the_top_classes_of_each_file(command, run, exported, files, tmp_path):
