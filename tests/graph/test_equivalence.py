@@ -1,10 +1,12 @@
 """N towers on the reference workload, augmentations included, train what a program for one device trains.
 
-That program has no towers, and none of the trainer's mathematics; its images are random.
+That program has no towers, and none of the trainer's mathematics; its images are random. And mirrored variables train
+what variables on the CPU train, also where one tower would not have the same numbers.
 """
 
 import contextlib
 
+import norm_workload
 import numpy as np
 import plain_convnet
 import pytest
@@ -128,3 +130,23 @@ def train_plainly(initial, batches, learning_rate):
         found = {"": weights, "/Momentum": accumulators, "/ExponentialMovingAverage": averages}
         final = {name + kind: v for kind, variables in found.items() for name, v in variables.items()}
         return losses, session.run(final)
+
+
+MIRRORED_STEPS = 20
+SMALL = dict(dtype="float64", learning_rate=0.05, ema=0.9, batch_size=4)
+MIRRORED = {  # of a network with batch statistics, which differ in each part of a batch, and a sparse gradient
+    "collective": dict(num_gpus=2, accumulate_steps=2, clip_gradients=0.1, optimizer="momentum"),
+    "add_n": dict(num_gpus=3, sync_batch_norm=True, optimizer="adam", learning_rate=0.01),
+}
+
+
+@pytest.mark.parametrize("kind", MIRRORED)
+def test_mirrored_variables_end_with_the_values_of_those_on_the_cpu(kind):
+    """Losses of every step; weights, optimizer's slots, moving statistics and averages at the end."""
+    mirrored, on_cpu = (
+        trainings.train(
+            norm_workload.WORKLOAD, norm_workload.load(None), MIRRORED_STEPS, **(SMALL | MIRRORED[kind] | mode)
+        )
+        for mode in (dict(variable_update="mirrored", all_reduce=kind), dict(variable_update="cpu"))
+    )
+    trainings.assert_same(mirrored, on_cpu)

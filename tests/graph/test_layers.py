@@ -1,6 +1,7 @@
-"""layers.frozen: what is not trained stays as it is, costs nothing, and is evaluated as it was trained on."""
+"""layers.frozen and layers.gradient_until: what is not trained stays as it is, costs nothing, and is evaluated so."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 import toy_workload
 import trainings
@@ -8,6 +9,7 @@ import trainings
 import tower_train
 from tower_train import layers
 from tower_train.config import Config
+from tower_train.graph import context
 from tower_train.workload import DataRequest
 
 v1 = tf.compat.v1
@@ -53,3 +55,37 @@ def test_evaluation_restores_frozen_variables_beside_moving_averages(tmp_path):
     tower_train.train(WORKLOAD, config)
     [found] = tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir=str(tmp_path)), WORKLOAD)
     assert found.metrics["precision @ 1"].mean > 0.6
+
+
+@pytest.mark.parametrize("epochs_seen, is_early", [(0.0, True), (1.99, True), (2.0, False), (7.5, False)])
+def test_early_weights_have_a_gradient_until_then(epochs_seen, is_early):
+    computed = []
+
+    @tf.custom_gradient
+    def noted(x):
+        def gradient(upstream):
+            def note(value):
+                computed.append(len(value))
+                return value
+
+            return tf.ensure_shape(tf.numpy_function(note, [upstream], upstream.dtype), upstream.shape)
+
+        return tf.identity(x), gradient
+
+    x, w, upstream = np.array([1.0, -2.0, 3.0]), np.array([0.5, 2.0, -1.0]), np.array([1.0, 10.0, 100.0])
+    with tf.Graph().as_default(), v1.Session() as session:
+        early, late = tf.constant(x), tf.constant(w)
+        with context.entered(context.Context(epochs_seen=tf.constant(epochs_seen, tf.float64))):
+            outputs = layers.gradient_until(2, lambda e, w: tf.square(noted(e)) * w, early, late)
+        found = session.run([outputs, *tf.gradients(outputs, [early, late], tf.constant(upstream))])
+    np.testing.assert_allclose(found[0], x**2 * w)
+    np.testing.assert_allclose(found[1], 2 * x * w * upstream * is_early)
+    np.testing.assert_allclose(found[2], x**2 * upstream)
+    assert len(computed) == is_early
+
+
+def test_outside_of_training_it_is_the_function():
+    with tf.Graph().as_default(), v1.Session() as session:
+        early, late = tf.constant(3.0), tf.constant(5.0)
+        outputs = layers.gradient_until(2, tf.multiply, early, late)
+        assert session.run([outputs, *tf.gradients(outputs, [early, late])]) == [15, 5, 3]
