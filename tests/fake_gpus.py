@@ -21,6 +21,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.framework import function_def_to_graph, kernels, load_library
 
+MOST = 4  # numbers of a batch that may cross within preprocessing, one an example
 COMPILER = shutil.which("g++")
 WITHOUT = "no g++, which only this test needs: it builds GPUs that cannot compute (Debian, Ubuntu: apt-get install g++)"
 
@@ -86,6 +87,8 @@ def audit(case, dumps):
     Returns:
       on_gpus: the number of nodes that are put on a GPU, those of function bodies among them.
       lacking: the ops of these without a kernel there, by TensorFlow's registry.
+      through_host: the ops on GPUs whose kernels take or give more of an example than a number from the host's memory,
+        as those of int32 do.
       refused: why there are no executors without soft placement; None if there are.
       crossing: {'CPU to GPU', 'GPU to CPU', 'GPU to GPU': bytes} of a step of the trainer that is finite.
       towers, session, context: the towers' devices, and the GPU options of the session and outside of sessions.
@@ -98,12 +101,23 @@ def audit(case, dumps):
     return {
         "on_gpus": len(nodes),
         "lacking": sorted({node.op for node in nodes if kernel_of(node) is None}),
+        "through_host": sorted({op.type for op in step.graph.get_operations() if gives_to_host(op)}),
         "refused": refused,
         "crossing": None if refused or "front" in case else crossings(step.graph, placed, step.fetches),
         "towers": step.towers,
         "session": str(step.config.gpu_options),
         "context": str(tf.__internal__.eager_context.get_config().gpu_options),
     }
+
+
+def gives_to_host(op):
+    """Whether a kernel on a GPU takes or gives a batch's tensor by the host's memory."""
+    kernel = kernel_of(op.node_def) if "GPU" in op.device and "/preprocess/" in op.name else None
+    ends = [*zip(op.op_def.input_arg, op.inputs, strict=False), *zip(op.op_def.output_arg, op.outputs, strict=False)]
+    return kernel is not None and any(
+        end.name in kernel.host_memory_arg and tensor.dtype != tf.resource and (tensor.shape.num_elements() or 0) > MOST
+        for end, tensor in ends
+    )
 
 
 def make_executors(step, dumps):

@@ -4,12 +4,11 @@ scripts/gpu_check [--out=DIR] [--minutes=8] [--quick] [--only=SECTION,...]
 
 Each section is a process of its own with a time limit, so that one that crashes or hangs is a line of the report. DIR
 gets report.md, report.json and log.txt, rewritten after each section. Without a GPU the sections do what they can on
-the CPU, or on GPUs that cannot compute, and name the rest; --quick: only what is cheap on CPUs. Exit status: 0 nothing
-failed, 1 something did, 2 an option is wrong.
+the CPU and name the rest; --quick: only what is cheap there. Exit status: 0 nothing failed, 1 something did, 2 a wrong
+option.
 """
 
 import argparse
-import collections
 import contextlib
 import dataclasses
 import json
@@ -90,9 +89,8 @@ def run_section(
     """Runs a section for so many seconds at most; `compiles`: on GPUs whose kernels TensorFlow first compiles."""
     scratch = shared / section.name
     scratch.mkdir()
-    written, plugin = scratch / "findings.jsonl", shared / "fake_gpu.so"
-    settings = dict(seconds=limit, quick=quick, scratch=str(scratch), data_dir=str(shared / "data"),
-                    findings=str(written), plugin=str(plugin) if plugin.exists() else None)  # fmt: skip
+    written, data_dir = str(scratch / "findings.jsonl"), str(shared / "data")
+    settings = dict(seconds=limit, quick=quick, scratch=str(scratch), data_dir=data_dir, findings=written)
     began = time.monotonic()
     with open(log, "a") as file:
         file.write(f"\n===== {section.name} =====\n")
@@ -105,31 +103,19 @@ def run_section(
             os.killpg(process.pid, signal.SIGKILL)  # and what it has started
         process.kill()
         process.wait()
-    found = results.read(str(written))
+    found = results.read(written)
     if status is None and compiles:
         why = f"its {limit:.0f} s went into compiling kernels: start again, which finds them, or give --minutes=40"
-        found.append({"verdict": results.UNCHECKED, "what": section.about, "numbers": {"why": why}})
-    elif status is None:
-        found.append(_failure(f"it was ended after {limit:.0f} s, its time limit; log.txt has its stacks"))
+        found += _unchecked(section, why).findings
     elif status != 0:
-        found.append(_failure(f"its process left with status {status}; log.txt has its last words"))
+        why = f"left with status {status}" if status else f"was ended after {limit:.0f} s, its time limit"
+        found.append({"verdict": results.FAILED, "what": f"its process {why}; see the end of log.txt", "numbers": {}})
     return Outcome(section, found, time.monotonic() - began, limit)
-
-
-def _failure(what: str) -> dict:
-    return {"verdict": results.FAILED, "what": what, "numbers": {}}
 
 
 def _unchecked(section: Section, why: str) -> Outcome:
     finding = {"verdict": results.UNCHECKED, "what": section.about, "numbers": {"why": why}}
     return Outcome(section, [finding], 0.0, 0.0)
-
-
-def build_plugin(folder: pathlib.Path) -> None:
-    """Builds the GPUs that cannot compute, for a machine without others, in a process that need not succeed."""
-    words = [sys.executable, "-c", "import sys, fake_gpus; fake_gpus.build(sys.argv[1])", str(folder)]
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        subprocess.run(words, cwd=TESTS, timeout=60, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def run(asked, out: pathlib.Path) -> list[Outcome]:
@@ -139,8 +125,6 @@ def run(asked, out: pathlib.Path) -> list[Outcome]:
     end = time.monotonic() + 60 * asked.minutes
     with tempfile.TemporaryDirectory(prefix="gpu_check-", ignore_cleanup_errors=True) as shared:
         shared = pathlib.Path(shared)
-        if not asked.quick:
-            build_plugin(shared)
         waiting = [section for section in SECTIONS if section.name in asked.only]
         while waiting:
             share = waiting[0].seconds / sum(section.seconds for section in waiting)
@@ -159,7 +143,7 @@ def run(asked, out: pathlib.Path) -> list[Outcome]:
                     print(f"    {results.shown(finding)}")
             counts = [f"{count} {verdict}" for verdict in results.VERDICTS if (count := last.count(verdict))]
             print(f"    {last.verdict} ({', '.join(counts)}), {last.seconds:.0f} s", flush=True)
-            write(out, outcomes, asked)
+            write(out, outcomes, len(asked.only))
     return outcomes
 
 
@@ -168,30 +152,15 @@ def compile_first(outcomes: list[Outcome]) -> bool:
     return any(each["numbers"].get("kernels") == results.COMPILED for one in outcomes for each in one.findings)
 
 
-def write(out: pathlib.Path, outcomes: list[Outcome], asked) -> None:
-    content = {
-        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "host": platform.node(), "command": sys.argv[1:],
-        "verdict": overall(outcomes),
-        "sections": [
-            {"name": each.section.name, "about": each.section.about, "verdict": each.verdict,
-             "seconds": round(each.seconds, 1), "limit": round(each.limit, 1), "findings": each.findings}
-            for each in outcomes
-        ],
-    }  # fmt: skip
-    (out / "report.json").write_text(json.dumps(content, indent=1) + "\n")
-    (out / "report.md").write_text("\n".join(lines_of(outcomes, content, len(asked.only))) + "\n")
-
-
-def overall(outcomes: list[Outcome]) -> str:
-    return results.FAILED if any(each.verdict == results.FAILED for each in outcomes) else results.OK
-
-
-def lines_of(outcomes: list[Outcome], content: dict, sections: int) -> list[str]:
-    counts = collections.Counter(finding["verdict"] for each in outcomes for finding in each.findings)
-    summary = ", ".join(f"{counts[verdict]} {verdict}" for verdict in results.VERDICTS)
+def write(out: pathlib.Path, outcomes: list[Outcome], sections: int) -> None:
+    """Writes the report, of so many sections in all."""
+    records = [dataclasses.asdict(each) | {"verdict": each.verdict} for each in outcomes]
+    (out / "report.json").write_text(json.dumps(records, indent=1) + "\n")
+    counts = ", ".join(f"{sum(each.count(verdict) for each in outcomes)} {verdict}" for verdict in results.VERDICTS)
     lines = [
-        f"# gpu_check: {content['verdict']}", "",
-        f"{content['date']} on {content['host']}: {summary}. {len(outcomes)} of {sections} sections done.", "",
+        f"# gpu_check: {overall(outcomes)}", "",
+        f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} on {platform.node()}, {' '.join(sys.argv[1:])}: {counts}. "
+        f"{len(outcomes)} of {sections} sections done.", "",
         f"| section | verdict | {' | '.join(results.VERDICTS)} | seconds | limit |", "| --- " * 8 + "|",
     ]  # fmt: skip
     for each in outcomes:
@@ -200,7 +169,11 @@ def lines_of(outcomes: list[Outcome], content: dict, sections: int) -> list[str]
     for each in outcomes:
         lines += ["", f"## {each.section.name}: {each.section.about}", ""]
         lines += [f"- {results.shown(finding)}" for finding in each.findings]
-    return lines
+    (out / "report.md").write_text("\n".join(lines) + "\n")
+
+
+def overall(outcomes: list[Outcome]) -> str:
+    return results.FAILED if any(each.verdict == results.FAILED for each in outcomes) else results.OK
 
 
 def parse(words):

@@ -14,14 +14,13 @@ VERDICTS = (FAILED, UNCHECKED, OK, MEASURED)  # the worst first
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """The settings of a section: its time limit, whether only what is cheap on CPUs is wanted, a folder of its own,
-    that of the drawn images for all, the file for its findings, the fake GPUs or None, and when it began."""
+    that of the drawn images for all, the file for its findings, and when it began."""
 
     seconds: float
     quick: bool
     scratch: str
     data_dir: str
     findings: str
-    plugin: str | None = None
     started: float = dataclasses.field(default_factory=time.monotonic)
 
     def left(self) -> float:

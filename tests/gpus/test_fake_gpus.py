@@ -11,7 +11,7 @@ import pytest
 import shared
 
 # Each kind of network and front, of the deep ones one block of each kind, all variable updates, dtypes and all-reduces.
-# scripts/gpu_check has gpu_graphs.everything(): all with each other, and the deep ones whole.
+# --thorough has gpu_graphs.everything() besides: all with each other, and the deep ones whole.
 CASES = {
     f"{network}-{update}-{dtype}": dict(network=network, dtype=dtype, **gpu_graphs.UPDATES[update], **options)
     for network, update, dtype, options in (
@@ -39,13 +39,14 @@ SMALL = 1000  # labels, seeds, counters, rates, losses, whether all is finite
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def found(tmp_path_factory, request):
     """(case, what fake_gpus says of it) of all of them."""
     if not fake_gpus.COMPILER:
         pytest.skip(fake_gpus.WITHOUT)
 
     def look(folder):
-        cases = CASES | {name: gpu_graphs.everything()[name] for name in FRONTS}
+        every, thorough = gpu_graphs.everything(), request.config.getoption("--thorough")
+        cases = CASES | {name: case for name, case in every.items() if thorough or name in FRONTS}
         (folder / "dumps").mkdir()
         dumps = dict(FAKE_GPUS="4", TF_CPP_VMODULE="placer=3", TF_DUMP_GRAPH_PREFIX=f"{folder}/dumps")
         # A fresh process, since TensorFlow reads once which graphs to dump.
@@ -61,7 +62,7 @@ def found(tmp_path_factory):
 def test_every_operation_on_a_gpu_has_a_kernel_there_and_executors_need_no_soft_placement(found):
     for name, case in found:
         assert case["on_gpus"] > 100, name
-        assert (case["lacking"], case["refused"]) == ([], None), name
+        assert (case["lacking"], case["through_host"], case["refused"]) == ([], [], None), name
 
 
 def test_the_process_sees_the_gpus_that_were_asked_for_in_and_outside_of_sessions_and_their_memory_grows(found):

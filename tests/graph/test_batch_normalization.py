@@ -128,29 +128,6 @@ def test_synchronized_towers_match_one_tower_step_by_step(num_towers, layer):
     assert statistics | {f"{name}/ExponentialMovingAverage" for name in statistics} <= one[1].keys()
 
 
-@pytest.mark.parametrize(("variable_update", "of_scope"), [("cpu", True), ("mirrored", False)])
-def test_its_weight_decay_is_that_of_gamma_and_beta_alone(variable_update, of_scope):
-    """0.25 |w|^2 of both layers' values, of which gamma is 1 and beta 0 at first; after one step."""
-
-    def decay(weights):
-        return 0.25 * tf.reduce_sum(weights**2)
-
-    def decayed(*args, **kwargs):
-        if not of_scope:
-            return layers.batch_normalization(*args, **kwargs, regularizer=decay)
-        with v1.variable_scope(v1.get_variable_scope(), regularizer=decay):
-            return layers.batch_normalization(*args, **kwargs)
-
-    options = dict(steps=1, sync_batch_norm=True, variable_update=variable_update)
-    [plain_loss], plain = train(2, **options)
-    [loss], ended = train(2, layer=decayed, **options)
-    assert loss == pytest.approx(plain_loss + 0.25 * 6, rel=1e-12)
-    for name, value in plain.items():
-        change = TRAIN["learning_rate"] * 0.5 if name.endswith("/gamma") else 0
-        if not name.endswith("/ExponentialMovingAverage"):
-            np.testing.assert_allclose(ended[name], value - change, rtol=1e-12, err_msg=name)
-
-
 @pytest.mark.parametrize(("num_towers", "batches", "sync"), [(1, 4, False), (2, 2, False), (4, 1, True)])
 def test_moving_statistics_follow_the_mean_over_towers_and_batches(num_towers, batches, sync):
     """The first layer's, over two steps with learning rate almost 0, against numpy on the same examples."""
@@ -176,23 +153,47 @@ def test_moving_statistics_follow_the_mean_over_towers_and_batches(num_towers, b
     np.testing.assert_allclose(found["first/moving_variance"], variance, rtol=1e-12)
 
 
-def test_the_gradient_is_that_of_one_big_batch_in_numpy():
-    """Of the kernel, by central differences of the loss in numpy, against the step that 4 towers take."""
-    workload, examples = make()
+def decay(weights):
+    return 0.25 * tf.reduce_sum(weights**2)
+
+
+def decayed(*args, **kwargs):
+    return layers.batch_normalization(*args, **kwargs, regularizer=decay)
+
+
+def decayed_by_scope(*args, **kwargs):
+    with v1.variable_scope(v1.get_variable_scope(), regularizer=decay):
+        return layers.batch_normalization(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("layer", "factor", "update"),
+    [(layers.batch_normalization, 0, "cpu"), (decayed, 0.25, "mirrored"), (decayed_by_scope, 0.25, "cpu")],
+)
+def test_loss_and_gradient_are_those_of_one_big_batch_in_numpy(layer, factor, update):
+    """By central differences of the loss, with the decay of gamma and beta alone, against the step of four towers."""
+    workload, examples = make(layer)
     noted, seen = trainings.noting(workload)
     options = TRAIN | dict(num_gpus=4, batch_size=2, dtype="float64", sync_batch_norm=True, ema=0.0)
-    with trainings.opened(noted, examples, **options) as (built, session):
-        values, _ = session.run((seen, built.report))
-        kernel = session.run(next(v for v in built.saved.variables if v.op.name == "kernel"))
+    with trainings.opened(noted, examples, variable_update=update, **options) as (built, session):
+        variables = {v.op.name: v for v in built.saved.variables if v.trainable}
+        start = session.run(variables)
+        values, report = session.run((seen, built.report))
+        ended = session.run(variables)
     x, y = np.concatenate(values[::2]), np.concatenate(values[1::2])
 
-    def loss(kernel):
-        maps = np.maximum(normalize(x @ kernel, 1, 0), 0)
-        return np.mean((normalize(maps, 1, 0) @ [1.0, 2.0, 3.0] - y) ** 2)
+    def loss(weights):
+        maps = np.maximum(normalize(x @ weights["kernel"], weights["first/gamma"], weights["first/beta"]), 0)
+        outputs = normalize(maps, weights["second/gamma"], weights["second/beta"]) @ [1.0, 2.0, 3.0]
+        return np.mean((outputs - y) ** 2) + factor * sum(np.sum(w**2) for n, w in weights.items() if n != "kernel")
 
-    expected, small = np.zeros_like(KERNEL), 1e-6
-    for index in np.ndindex(*KERNEL.shape):
-        delta = np.zeros_like(KERNEL)
-        delta[index] = small
-        expected[index] = (loss(KERNEL + delta) - loss(KERNEL - delta)) / (2 * small)
-    np.testing.assert_allclose((KERNEL - kernel) / TRAIN["learning_rate"], expected, atol=1e-7)
+    assert start.keys() == {"kernel", "first/gamma", "first/beta", "second/gamma", "second/beta"}
+    assert report.loss == pytest.approx(loss(start), rel=1e-12)
+    for name, value in start.items():
+        expected = np.zeros_like(value)
+        for index in np.ndindex(*value.shape):
+            delta = np.zeros_like(value)
+            delta[index] = 1e-6
+            expected[index] = loss(start | {name: value + delta}) - loss(start | {name: value - delta})
+        found = (value - ended[name]) / TRAIN["learning_rate"]
+        np.testing.assert_allclose(found, expected / 2e-6, atol=1e-7, err_msg=name)

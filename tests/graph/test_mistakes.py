@@ -24,13 +24,13 @@ def weights(x, name="w", **kwargs):
 
 
 def noted_again(x):
-    """Tower 0 normalises twice, the others once."""
-    outputs = weights(layers.batch_normalization(x, True, name="norm"))
-    if not v1.get_default_graph().get_collection("seen"):
-        v1.add_to_collection("seen", 1)
-        with v1.variable_scope("", reuse=True):
-            layers.batch_normalization(x, True, name="norm")
-    return outputs
+    """Tower 0 normalises each twice, the others once."""
+    v1.add_to_collection("calls", 1)
+    for reuse in [False, True][: 3 - len(v1.get_collection("calls"))]:
+        with v1.variable_scope("", reuse=reuse or None):
+            for name in ("b", "a"):
+                x = layers.batch_normalization(x, True, name=name)
+    return weights(x)
 
 
 def later(x):
@@ -82,7 +82,7 @@ NETWORKS = {  # {what: (network, options, words of the GraphError)}
     ),
     "tf.Variable without a name": (lambda x: x @ tf.Variable(tf.ones([4, 3])), TWO, "create a variable without a name"),
     "tf.Variable, mirrored": (got_elsewhere, MIRRORED, "scale cannot be mirrored: .* --variable_update=cpu"),
-    "other statistics": (noted_again, TWO, "tower_1 and tower_0 do not compute alike: norm/moving_mean"),
+    "other statistics": (noted_again, TWO, "alike: a/moving_mean, a/moving_variance, b/moving_mean, b/mov"),
     "a loss that is collected only": (forgotten, {}, "^penalty .* is in .*LOSSES, but not part of"),
     "a factor of 0": (in_group(rate_factor=0.0), {}, "rate_factor=0.0, until_epoch=inf"),
     "a factor of NaN": (in_group(rate_factor=float("nan")), {}, "rate_factor=nan"),
@@ -187,10 +187,13 @@ OTHERS = {  # {what: (class, fields of the workload, examples, options, words)}
     "one copy to compare": (
         CONFIG, {}, EXAMPLES, TWO | dict(check_mirrors_every_steps=5), "check_mirrors_every_steps=5: there is one copy",
     ),
-    "an augmentation with a state": (
-        GRAPH, dict(augment=lambda x, draws: x + tf.random.normal(tf.shape(x))), EXAMPLES, {},
-        "Dataset.*RandomStandardNormal, .* Use the draws that `augment` is giv",
-    ),
+    **{
+        f"an augmentation with a state, on the {place}": (
+            GRAPH, dict(augment=lambda x, draws: x + tf.random.normal(tf.shape(x))), EXAMPLES, dict(augment_on=place),
+            f"{where}.*RandomStandardNormal, .* Use the draws that `augment` is given",
+        )
+        for place, where in (("host", "Dataset"), ("device", "workload toy: preprocess/"))
+    },
     "draws by an index that is not there": (
         GRAPH, dict(augment=lambda x, draws: x + draws.of_example("flip", 1)[:, 0]), IN_ORDER, dict(batch_size=3),
         r"^draws.of_example\('flip'\): .* Use draws.uniform, or",

@@ -29,39 +29,27 @@ def loss(logits, labels):
     return cross_entropy
 
 
-@pytest.fixture(scope="module", params=[1, 2])
-def step(request):
-    """One step with one and with two towers: (summary values by tag, the weights after it)."""
+@pytest.mark.parametrize("num_towers", [1, 2])
+def test_the_tags_are_these_and_name_no_tower_and_variables_are_those_after_the_update(num_towers):
     rng = np.random.default_rng(0)
     examples = Examples.from_arrays("random", rng.normal(size=[8, 2, 2, 3]), rng.integers(0, 3, 8))
-    workload = Workload("toy", None, inference, loss)
-    options = dict(num_gpus=request.param, batch_size=8 // request.param, summary_every_steps=1)
-    with trainings.opened(workload, examples, **options) as (built, session):
+    options = dict(num_gpus=num_towers, batch_size=8 // num_towers, summary_every_steps=1)
+    with trainings.opened(Workload("toy", None, inference, loss), examples, **options) as (built, session):
         serialized = session.run([built.summary, built.report])[0]
         weights = session.run({variable.op.name: variable for variable in v1.trainable_variables()})
     values = v1.Summary.FromString(serialized).value
-    by_tag = {value.tag: value for value in values}
-    assert len(by_tag) == len(values)
-    return by_tag, weights
-
-
-def test_the_tags_are_these_and_name_no_tower(step):
     scalars = {"hidden/relu/sparsity", "largest", "own_loss"}
     histograms = {"hidden/relu/activations", "hidden/values"}
-    for variable in ("hidden/weights", "output/weights", "scale"):
-        histograms |= {variable, f"{variable}/gradients"}
-    images = {f"images/image/{i}" for i in range(4)}
-    by_tag = step[0]
-    assert by_tag.keys() == scalars | histograms | images
-    assert {tag for tag, value in by_tag.items() if value.HasField("simple_value")} == scalars
-    assert {tag for tag, value in by_tag.items() if value.HasField("histo")} == histograms
-
-
-def test_variables_are_shown_as_they_are_after_the_update(step):
-    by_tag, weights = step
+    for name in ("hidden/weights", "output/weights", "scale"):
+        histograms |= {name, f"{name}/gradients"}
+    expected = scalars | histograms | {f"images/image/{i}" for i in range(4)}
+    assert sorted(value.tag for value in values) == sorted(expected)
+    assert {value.tag for value in values if value.HasField("simple_value")} == scalars
+    shown = {value.tag: value.histo for value in values if value.HasField("histo")}
+    assert shown.keys() == histograms
     for name, value in weights.items():
-        assert by_tag[name].histo.num == value.size
-        assert by_tag[name].histo.sum == pytest.approx(np.sum(value, dtype=np.float64), rel=1e-6)
+        assert shown[name].num == value.size
+        assert shown[name].sum == pytest.approx(np.sum(value, dtype=np.float64), rel=1e-6)
 
 
 @pytest.mark.parametrize("channels", [1, 10, 64, 96, 255])

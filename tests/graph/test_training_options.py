@@ -7,7 +7,7 @@ import toy_workload
 import trainings
 
 from tower_train.errors import GraphError
-from tower_train.graph import gradients
+from tower_train.graph import gradients, progress
 from tower_train.workload import DataRequest, Examples, Workload
 
 v1 = tf.compat.v1
@@ -167,3 +167,14 @@ def test_finite_gradients_whose_mean_overflows_change_nothing():
     assert np.all(report.finite[:-1]) and built.checked[0] == "the loss"
     assert report.finite[-1].tolist() == [True, False]
     assert (report.step, report.examples) == (0, 0)
+
+
+def test_progress_counts_what_is_done_and_nothing_that_fails_before():
+    with tf.Graph().as_default(), v1.Session() as session:
+        fails = tf.debugging.Assert(tf.constant(False), ["stuck"])
+        counting, counts = progress.count_progress({"input": [tf.constant(1)], "tower_0": [tf.constant(1), fails]})
+        session.run(v1.local_variables_initializer())
+        session.run(counting[0])
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            session.run(counting[1])
+        assert session.run(counts) == {"input": 1, "tower_0": 0}
