@@ -1,7 +1,7 @@
-"""One task of a cluster that trains the linear regression, then a table of which each example has some rows, then the
-regression until the worker stops it.
+"""One task of a cluster that trains the linear regression to step 4, on to step 9, then a table of which each example
+has some rows, then the regression until the worker stops it, and once more until the worker hangs.
 
-python -m regression_program MODEL_DIR MAX_STEPS [STEP], after which the worker hangs
+python -m regression_program MODEL_DIR
 """
 
 import json
@@ -33,6 +33,7 @@ class Weights(tf_estimator.SessionRunHook):
         if self._steps == self._stops_after:
             run_context.request_stop()
         while self._steps == self._hangs_after:
+            print("hangs", flush=True)
             time.sleep(1)
 
     def end(self, session):
@@ -67,19 +68,21 @@ def normalized_fn(features, labels, mode, params):
     return model_fn(features, labels, mode, params)
 
 
-def main(model_dir, max_steps, hangs_after=0):
+def main(model_dir):
     line = make(f"{model_dir}/line", 2, save_checkpoints_steps=2, worker_timeout_secs=5)
-    is_chief = line.config.is_chief
-    hooks = [Weights(hangs_after=not is_chief and int(hangs_after)), Weights(), Weights(stops_after=not is_chief and 2)]
+    is_chief, is_evaluator = line.config.is_chief, line.config.task_type == "evaluator"
+    hooks = [Weights(), Weights(), Weights(stops_after=not is_chief and 2)]
     everything = tf_estimator.EvalSpec(
         lambda: tf.data.Dataset.from_tensors(({"x": X}, Y)), start_delay_secs=0, throttle_secs=0
     )
-    train = tf_estimator.TrainSpec(in_turn, int(max_steps), hooks[:1])
-    tf_estimator.train_and_evaluate(line, train, everything)
-    if line.config.task_type != "evaluator":
+    if not is_evaluator:
+        line.train(in_turn, max_steps=4)
+    tf_estimator.train_and_evaluate(line, tf_estimator.TrainSpec(in_turn, 9, hooks[:1]), everything)
+    if not is_evaluator:
         make(f"{model_dir}/table", fn=table_fn).train(table_rows, hooks=hooks[1:2])
         make(f"{model_dir}/stopped", 2, normalized_fn).train(in_turn, hooks=hooks[2:])
-    print(json.dumps([hook.values for hook in hooks]))
+        print(json.dumps([hook.values for hook in hooks]), flush=True)
+        line.train(in_turn, hooks=[Weights(hangs_after=not is_chief and 1)])
 
 
 if __name__ == "__main__":
