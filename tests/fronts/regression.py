@@ -1,4 +1,4 @@
-"""Linear regression in float64 as a model_fn, its training in numpy, and a hook that records calls."""
+"""Linear regression in float64 as a model_fn, and its training in numpy."""
 
 import numpy as np
 import tensorflow as tf
@@ -55,30 +55,3 @@ def expected_weights(steps, towers=1, rate=RATE, first_row=None):
 
 def weights_of(estimator):
     return np.append(estimator.get_variable_value("weights"), estimator.get_variable_value("bias"))
-
-
-class Recorder(v1.train.SessionRunHook):
-    """Notes what is called when, and the values of tensors that it knows by name."""
-
-    def __init__(self, log, name="", stop_after=None):
-        self.log, self._name, self._stop_after, self.losses = log, name, stop_after, []
-
-    def begin(self):
-        self.log.append(f"{self._name}begin")
-        self._loss = v1.get_default_graph().get_tensor_by_name("squared_error:0")
-
-    def after_create_session(self, session, coord):
-        self.log.append(f"{self._name}after_create_session")
-
-    def before_run(self, run_context):
-        self.log.append(f"{self._name}before_run")
-        return v1.train.SessionRunArgs(self._loss)
-
-    def after_run(self, run_context, run_values):
-        self.log.append(f"{self._name}after_run")
-        self.losses.append(run_values.results)
-        if len(self.losses) == self._stop_after:
-            run_context.request_stop()
-
-    def end(self, session):
-        self.log.append(f"{self._name}end")

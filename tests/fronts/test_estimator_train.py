@@ -6,7 +6,7 @@ import jobs
 import numpy as np
 import pytest
 import tensorflow as tf
-from regression import BATCH, Recorder, X, Y, expected_weights, input_fn, make, weights_of
+from regression import BATCH, X, Y, expected_weights, input_fn, make, weights_of
 
 from tower_train import errors
 from tower_train import estimator as tf_estimator
@@ -34,23 +34,21 @@ def test_a_resumed_run_goes_on_with_the_weights_and_the_momentum(tmp_path):
     np.testing.assert_allclose(weights_of(make(tmp_path)), values, atol=1e-12)
 
 
-def test_hooks_are_called_in_order_and_find_tensors_by_the_models_own_names(tmp_path):
-    log, saves = [], []
+def test_hooks_find_the_first_towers_tensors_by_the_models_own_names_and_end_the_training(tmp_path):
+    losses = []
 
-    class Listener(v1.train.CheckpointSaverListener):
-        def before_save(self, session, step):
-            saves.append(f"before {step}")
+    class TwoSteps(v1.train.SessionRunHook):
+        def before_run(self, run_context):
+            return v1.train.SessionRunArgs("squared_error:0")
 
-        def after_save(self, session, step):
-            saves.append(f"after {step}")
+        def after_run(self, run_context, run_values):
+            losses.append(run_values.results)
+            if len(losses) == 2:
+                run_context.request_stop()
 
-    first, second = Recorder(log, "1:"), Recorder(log, "2:", stop_after=2)
-    estimator = make(tmp_path, 2, save_checkpoints_steps=1, save_summary_steps=1)
-    estimator.train(lambda: input_fn(epochs=None), hooks=[first, second], saving_listeners=[Listener()])
-    stages = ["begin", "after_create_session", *["before_run", "after_run"] * 2, "end"]
-    assert log == [f"{i}:{stage}" for stage in stages for i in (1, 2)]
-    assert first.losses[0] == pytest.approx(np.mean(Y[:BATCH] ** 2))  # the first tower's, at weights 0
-    assert saves == [f"{when} {step}" for step in range(3) for when in ("before", "after")]
+    estimator = make(tmp_path, 2, save_summary_steps=1).train(lambda: input_fn(epochs=None), hooks=[TwoSteps()])
+    assert losses[0] == pytest.approx(np.mean(Y[:BATCH] ** 2))  # at weights 0
+    assert estimator.get_variable_value("global_step") == len(losses) == 2
     shown = jobs.events(tmp_path)
     assert shown.Tags()["scalars"] == ["loss"]
     assert shown.Scalars("loss")[0].value == pytest.approx(np.mean(Y[: 2 * BATCH] ** 2))  # the mean over towers
@@ -98,9 +96,8 @@ class Strategy:
     """A tf.distribute.MirroredStrategy, as far as towers know one, on devices that need not be there."""
 
     def __init__(self, *devices):
-        self.extended = types.SimpleNamespace(
-            worker_devices=[f"/job:localhost/task:0/device:{name}" for name in devices]
-        )
+        names = [f"/job:localhost/task:0/device:{name}" for name in devices]
+        self.extended = types.SimpleNamespace(worker_devices=names)
 
 
 @pytest.mark.parametrize("strategy", [tf.distribute.MirroredStrategy(["/cpu:0"]), Strategy("CPU:0", "CPU:1")])
@@ -113,14 +110,3 @@ def test_a_strategy_trains_on_towers_one_per_device(tmp_path, strategy):
 
 def test_a_strategys_gpus_carry_the_towers():
     assert tf_estimator.RunConfig(train_distribute=Strategy("GPU:1", "GPU:3")).towers == [1, 3]
-
-
-def test_evaluations_in_memory_are_of_the_variables_as_they_are(tmp_path):
-    estimator = make(tmp_path, 2)
-    hook = tf_estimator.experimental.InMemoryEvaluatorHook(estimator, input_fn, name="now", every_n_iter=2)
-    estimator.train(lambda: input_fn(epochs=None), steps=3, hooks=[hook])
-    found = jobs.events(tmp_path / "eval_now").Scalars("mae")
-    values = [expected_weights(step, 2) for step in (0, 2, 3)]
-    expected = [np.abs(X @ v[:3] + v[3] - Y).mean() for v in values]
-    assert [event.step for event in found] == [0, 2, 3]
-    np.testing.assert_allclose([event.value for event in found], expected, atol=1e-6)

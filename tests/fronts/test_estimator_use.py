@@ -73,6 +73,7 @@ def test_an_export_reloads_in_eager_tensorflow(tmp_path, trained):
         path = trained.export_saved_model(base, receiver)
         serve = tf.saved_model.load(path.decode()).signatures["serving_default"]
         np.testing.assert_allclose(serve(x=tf.constant(X))["y"], y, atol=1e-9)
+        assert sorted(os.listdir(path + b"/variables")) == [b"variables.data-00000-of-00001", b"variables.index"]
 
 
 def test_train_and_evaluate_evaluates_and_exports_what_it_trains(tmp_path):

@@ -90,6 +90,10 @@ class Estimator(library.estimator.Estimator):
                 os.fsdecode(export_dir_base), input_receiver_fn_map, assets_extra, as_text, path, **kwargs
             )
 
+    def _create_and_assert_global_step(self, graph):
+        with v1.device(devices.HOST):  # in the file of a checkpoint or export that has the variables
+            return super()._create_and_assert_global_step(graph)
+
     def _call_input_fn(self, input_fn, mode, input_context=None):
         training, context = self._training if mode == TRAIN else None, tf.distribute.InputContext()
         if training:
