@@ -1,11 +1,11 @@
-"""The exchange of workers' states on the chief's server."""
+"""The exchange of workers' statuses and states on the chief's server."""
 
 import clusters
 import pytest
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.cluster.board import Board
+from tower_train.cluster.board import Board, WorkerStatus
 from tower_train.cluster.task import Task
 
 HOSTS, STARTS = ("a:1", "b:2", "c:3"), ["chief", "a", "b"]
@@ -38,13 +38,22 @@ def test_the_chief_waits_for_the_states_of_this_step_and_of_this_start(target):
     others = [exchange(target, worker) for worker in (1, 2)]
     for other in others:
         other.send(7, b"seven")
-    with pytest.raises(errors.WorkerError, match="worker 2 is missing"):
-        exchange(target, 0).collect(8)
-    with pytest.raises(errors.WorkerError, match="worker 2 is missing"):
-        exchange(target, 0, ["chief", "a", "c"]).collect(7)
-
-    def arrive(_):
-        others[1].send(8, b"late")
-
+    for starts, step in ((STARTS, 8), (["chief", "a", "c"], 7)):
+        with pytest.raises(errors.WorkerError, match="worker 2 is missing"):
+            exchange(target, 0, starts).collect(step)
     others[0].send(8, b"eight")
-    assert exchange(target, 0, pause=arrive).collect(8) == [b"eight", b"late"]
+    chief = exchange(target, 0, pause=lambda _: others[1].send(8, b"late"))
+    assert chief.collect(8) == [b"eight", b"late"]
+
+
+def test_what_others_write_in_a_row_is_ignored_and_named_once(target, capsys):
+    boards, mine = [exchange(target, worker) for worker in range(3)], WorkerStatus("mine")
+    boards[0].clear()
+    boards[1].exchange(mine)
+    for text in (None, "no status", "{}"):
+        if text:
+            clusters.write_on_board(target.removeprefix("grpc://"), text, [1])
+        assert list(boards[0].exchange(WorkerStatus("chief"))) == [WorkerStatus("chief"), mine, WorkerStatus()]
+    assert list(boards[2].exchange(None)) == [WorkerStatus("chief"), WorkerStatus()]
+    expected = "*** Ignored on the status board, as worker 1 (b:2) did not write it: b'no status'\n"
+    assert capsys.readouterr().out == expected

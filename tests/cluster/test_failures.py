@@ -18,9 +18,9 @@ TIMEOUT_SECS, START_TIMEOUT_SECS = 30.0, 1800.0
 class Watch:
     """A detector whose time passes when told to."""
 
-    def __init__(self, index=0, waits=False):
+    def __init__(self, index=0, waits=False, sizes=None):
         self.seconds, self.index = 1000.0, index
-        policy = Policy(TIMEOUT_SECS, START_TIMEOUT_SECS, waits)
+        policy = Policy(TIMEOUT_SECS, START_TIMEOUT_SECS, waits, sizes)
         self.detector = FailureDetector(Task(HOSTS, index), policy, clock=lambda: self.seconds)
 
     def read(self, *statuses, state=WorkerState.TRAINING):
@@ -73,6 +73,15 @@ def test_with_wait_for_workers_nobody_is_missed_before_all_have_agreed(capsys):
         failure = watch.failure(WorkerState.READY)
         assert failure is None if index == 0 else failure[1] == 2
     assert capsys.readouterr().out.count("*** worker 1 (b:2): seed\n") == 1
+
+
+def test_a_worker_of_an_elastic_cluster_waits_for_a_chief_that_starts_itself_again():
+    watch = Watch(index=1, sizes=(1, 3))
+    for row in (status(0, state=WorkerState.FAILED, failure="worker 2 is missing"), status(0, 2)):
+        watch.read(row, state=WorkerState.READY)
+        assert watch.failure(WorkerState.READY, after=START_TIMEOUT_SECS - 1) is None
+    watch.read(status(0, 3, state=WorkerState.FAILED, failure="too few", is_final=True), state=WorkerState.READY)
+    assert watch.failure(WorkerState.READY)[0] == "too few"
 
 
 def test_the_chief_hears_nothing_of_workers_that_are_still_with_an_earlier_start_of_it():

@@ -75,11 +75,9 @@ def test_a_run_waits_for_killed_workers_is_not_touched_by_strays_and_trains_ever
         assert "cannot train with the chief: --learning_rate is 0.5, the chief's 0.05; the list of workers is" in (
             refused(cluster, worker_hosts=stray, learning_rate=0.5)
         )
-        ignored = f"Ignored on the status board, as worker 1 ({cluster.hosts[1]}) did not write it: b'no status'"
-        chief = cluster.workers[0]
-        chief.wait_until(lambda: clusters.write_on_board(cluster.hosts[0], "no status") or ignored in chief.output())
+        clusters.write_on_board(cluster.hosts[0], "no status")
         cluster.wait_for_step(run, jobs.logged_step(run) + 3)
-        assert chief.output().count(ignored) == 1 and "another process" not in "".join(cluster.outputs())
+        assert "another process" not in "".join(cluster.outputs())
         for lost, other in ((1, 0), (0, 1)):
             cluster.wait_for_step(run, jobs.logged_step(run) + 3)
             cluster.workers[lost].process.kill()
@@ -198,7 +196,7 @@ def test_two_trainings_of_one_process_may_differ():
     """On the same servers and the same board."""
     hosts = clusters.hosts(2)
     for seed in (0, 1):
-        members = [clusters.member(hosts, index, 5.0, 60.0) for index in (0, 1)]
+        members = [clusters.member(hosts, index, 600.0, 600.0) for index in (0, 1)]
 
         def train(member, about={"--seed": seed}):  # noqa: B006
             with member:

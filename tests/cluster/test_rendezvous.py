@@ -3,7 +3,7 @@
 import pytest
 
 from tower_train import errors
-from tower_train.cluster.rendezvous import Memory, Rendezvous
+from tower_train.cluster.rendezvous import RESIZED, Memory, Rendezvous
 from tower_train.cluster.task import Policy, Task
 
 HOSTS = ("a:1", "b:2", "c:3", "d:4", "e:5")
@@ -82,6 +82,17 @@ def test_starts_that_come_to_no_step_have_an_end():
     with pytest.raises(errors.WorkerError, match="^10 starts in a row ended before their first step") as left:
         Chief(idle_starts=10).choose(1, 2, 3)
     assert left.value.is_final
+
+
+def test_who_is_told_to_end_leaves_the_others_of_an_elastic_cluster_and_ends_all_of_another():
+    for sizes, reasons, expected in (
+        ((2, 4), {1: "SIGTERM", 2: None}, RESIZED), (None, {1: "SIGTERM", 2: None}, "SIGTERM"), (None, {1: None}, None),
+        ((2, 4), {1: RESIZED, 2: "a session hook"}, "a session hook"),
+    ):  # fmt: skip
+        rendezvous = Chief(sizes=sizes).rendezvous
+        assert rendezvous.reason_of_all(None, reasons) == expected
+        assert rendezvous.leaving == ({1} if expected == RESIZED else set())
+        assert rendezvous.reason_of_all("last step", reasons) == "last step"
 
 
 def test_what_is_remembered_is_read_as_it_was_written(monkeypatch):

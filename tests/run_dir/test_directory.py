@@ -2,7 +2,7 @@
 
 import fcntl
 import json
-import signal
+import os
 import threading
 
 import jobs
@@ -12,23 +12,17 @@ from tower_train import errors
 from tower_train.run_dir import directory
 
 
-def test_a_second_trainer_is_turned_away_and_the_lock_dies_with_the_first(tmp_path):
-    words = jobs.toy_flags(tmp_path, max_steps=jobs.ENDLESS, save_every_steps=5)
-    with jobs.Trainer(*words) as first:
-        first.wait_until(lambda: jobs.logged_step(tmp_path) >= 20)
-        run_json = (tmp_path / "run.json").read_bytes()
+def test_a_second_trainer_is_turned_away_and_touches_nothing(run):
+    before = jobs.contents(run)
+    with directory.RunDirectory(run).locked():
         with pytest.raises(errors.RunError) as refusal:
-            jobs.train_toy(tmp_path, max_steps=5)
-        assert str(refusal.value) == (
-            f"--train_dir={tmp_path} is in use by another trainer (process {first.process.pid}). "
-            "Wait for it, stop it, or give another directory."
-        )
-        assert (tmp_path / "run.json").read_bytes() == run_json
-        step = jobs.logged_step(tmp_path)
-        first.wait_until(lambda: jobs.logged_step(tmp_path) >= step + 20)
-        assert first.end_by(signal.SIGKILL) == -signal.SIGKILL
-    saved = jobs.saved_step(tmp_path)
-    assert jobs.train_toy(tmp_path, max_steps=saved + 5).step == saved + 5
+            jobs.train_toy(run, max_steps=45)
+    assert str(refusal.value) == (
+        f"--train_dir={run} is in use by another trainer (process {os.getpid()}). Wait for it, stop it, or give "
+        "another directory."
+    )
+    assert jobs.contents(run) == before
+    assert jobs.train_toy(run, max_steps=45).step == 45
 
 
 def test_a_look_at_the_lock_neither_keeps_it_nor_turns_a_trainer_away(tmp_path, monkeypatch):

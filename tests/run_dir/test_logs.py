@@ -101,6 +101,8 @@ def test_writers_of_one_second_do_not_overwrite_each_other(tmp_path):
         writer = logs.EventWriter(tmp_path)
         logs.add_scalars(writer, {"a": step / 2, "b": 1.0}, step)
         writer.close()
+    first = next(tf.compat.v1.train.summary_iterator(str(next(tmp_path.iterdir()))))
+    assert first.file_version == "brain.Event:2"  # by which TensorBoard heeds where a start begins
     curves = jobs.events(tmp_path)
     assert [(event.step, event.value) for event in curves.Scalars("a")] == [(i, i / 2) for i in range(5)]
     assert len(curves.Scalars("b")) == 5

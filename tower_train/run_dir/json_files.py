@@ -47,8 +47,9 @@ def read(path: pathlib.Path) -> dict:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise errors.RunError(f"{one_line(path)} cannot be read ({reason}). Move it away or mend it.") from None
+        raise errors.RunError(
+            f"{one_line(path)} cannot be read ({errors.reason(error)}). Move it away or mend it."
+        ) from None
     return content
 
 
