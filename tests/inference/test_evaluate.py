@@ -16,13 +16,6 @@ def main(command):
     return functools.partial(command, evaluate)
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("evaluated") / "run"
-    jobs.train_toy(directory, max_steps=20)
-    return directory
-
-
 @pytest.mark.parametrize(("word", "weights"), [("--raw=False", "moving averages"), ("--raw", "raw weights")])
 def test_it_prints_the_metrics_and_a_confusion_matrix(word, weights, main, run):
     status, stdout, stderr = main(f"--train_dir={run}", "--workload=toy_workload", word)
@@ -31,7 +24,7 @@ def test_it_prints_the_metrics_and_a_confusion_matrix(word, weights, main, run):
     metric = found["metrics"]["precision @ 1"]
     lines = stdout.splitlines()
     assert lines[:2] == [
-        f"step 20: 50 examples of toy test, {weights}",
+        f"step 12: 50 examples of toy test, {weights}",
         f"precision @ 1 = {metric['mean']:.3f} (95 % interval {metric['low']:.3f} to {metric['high']:.3f})",
     ]
     table = [[int(number) for number in re.findall(r"\d+", line)] for line in lines[-3:]]
@@ -78,6 +71,6 @@ def test_on_a_run_that_may_only_be_read_the_result_is_shown_and_said_not_to_be_k
     _, expected, _ = main(f"--train_dir={run}", "--workload=toy_workload")
     status, stdout, stderr = main(f"--train_dir={read_only_run}", "--workload=toy_workload")
     assert (status, stdout) == (0, expected)
-    begins = f"tower_train: the evaluation of step 20 is shown, not kept: {read_only_run}/result.json cannot be written"
+    begins = f"tower_train: the evaluation of step 12 is shown, not kept: {read_only_run}/result.json cannot be written"
     assert stderr.startswith(begins) and stderr.count("\n") == 1
     assert not (read_only_run / "result.json").exists() and not (read_only_run / "eval").exists()

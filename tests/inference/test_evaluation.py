@@ -34,14 +34,6 @@ def assert_same(kept, found):
     assert kept == found and losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A run so hasty that its weights and their moving averages classify differently."""
-    directory = tmp_path_factory.mktemp("hasty") / "run"
-    jobs.train_toy(directory, max_steps=12, ema=0.99, learning_rate=0.05, eval_every_steps=6)
-    return directory
-
-
 @pytest.mark.parametrize(
     ("raw", "num_gpus", "batch_size"),
     [(False, 1, 50), (True, 1, 1), (False, 3, 7), (True, 4, 64)],

@@ -36,30 +36,6 @@ def graph():
         yield graph
 
 
-@pytest.mark.parametrize(
-    ("num_examples", "tower_batch", "num_towers"),
-    [(10, 4, 1), (1, 8, 4), (12, 2, 3), (13, 2, 3)],
-)
-def test_every_example_counts_once_and_every_batch_is_full(num_examples, tower_batch, num_towers):
-    examples = Examples.from_arrays("numbers", np.arange(num_examples), np.arange(num_examples) + 100)
-    workload = Workload("toy", None, None, prepare=lambda features: -features)
-    found, num_steps = [], 0
-    with tf.Graph().as_default(), v1.Session() as session:
-        source = evaluation_stream(workload, examples, tower_batch, num_towers)
-        session.run(source.initializer)
-        with pytest.raises(tf.errors.OutOfRangeError):
-            while True:
-                batches, masks, firsts = session.run([source.batches, source.counted, source.firsts])
-                assert firsts == [(num_steps * num_towers + i) * tower_batch for i in range(num_towers)]
-                num_steps += 1
-                for (features, labels), mask in zip(batches, masks, strict=True):
-                    assert features.shape == labels.shape == mask.shape == (tower_batch,)
-                    np.testing.assert_array_equal(labels, 100 - features)
-                    found += list(-features[mask])
-    assert found == list(range(num_examples))
-    assert num_steps == -(-num_examples // (tower_batch * num_towers))
-
-
 def viewed(views, inference=linear, dtype=tf.float64):
     """The outputs of two towers on float64 features [2, 4] that differ."""
     batches = [tf.reshape(tf.range(8.0, dtype=tf.float64), [2, 4]) + i for i in (0, 9)]

@@ -21,13 +21,6 @@ def workload(*metrics, **changes):
     return dataclasses.replace(toy_workload.WORKLOAD, metrics=metrics, **changes)
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("whole")
-    jobs.train_toy(directory, max_steps=12, learning_rate=0.05)
-    return directory
-
-
 def evaluate(run, *metrics, **changes):
     options = EvaluateOptions(train_dir=str(run), num_gpus=2, batch_size=7)  # 50 examples: the last batch is uneven
     [found] = evaluate_run(options, workload(*metrics, **changes))

@@ -75,7 +75,6 @@ def open_run(options: RunOptions, workload: Workload | None = None) -> tuple[Ser
 
 def opened(run: saved_run.SavedRun, placed: devices.Devices) -> tuple[ServingGraph, v1.Session]:
     """Opens a session with the network of a run; as open_run."""
-    run.checkpoint()  # raises if there is none, before the graph is built
     built = serving_graph(run)
     with built.graph.as_default():
         saver, tables = v1.train.Saver(built.restored), v1.tables_initializer()
