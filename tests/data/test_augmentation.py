@@ -86,6 +86,26 @@ def test_randaugment_is_pillows_operation_by_operation(shape, magnitude):
         assert differences.max() <= most and np.mean(differences > 0) <= share, (name, sign, k)
 
 
+def test_the_mean_of_a_large_image_is_that_of_pillow():
+    """Where it is half a grey, or just below, by less than float32 tells apart."""
+    images = np.full([2, 512, 512, 1], 200, np.uint8)
+    for image, count in zip(images.reshape(2, -1), (2**17 - 1, 2**17), strict=True):
+        image[:count] = 201
+    numbers = [[(colours.OPERATIONS.index("Contrast") + 0.5) / 14, 0.5, 0, 0]] * 2
+    found = values.of(lambda: colours.randaugment(tf.constant(images), GivenDraws(numbers), 30))
+    for result, image in zip(found, images, strict=True):
+        np.testing.assert_array_equal(result[..., 0], np.asarray(ImageEnhance.Contrast(pillow(image)).enhance(0.1)))
+
+
+@pytest.mark.parametrize(("option", "axis"), [("flip", 1), ("vertical_flip", 0)])
+def test_images_with_a_number_below_a_half_are_flipped(option, axis):
+    images, options = photos(4, (9, 12, 3)), augmentation.PlacedImageOptions(**{option: True})
+    draws = GivenDraws(np.array([[0.0], [0.5], [0.75], [0.49]]))
+    found = values.of(lambda: augmentation.functions(options)["augment"](tf.constant(images), draws))
+    for i, (result, image) in enumerate(zip(found, images, strict=True)):
+        np.testing.assert_array_equal(result, np.flip(image, axis) if i in (0, 3) else image)
+
+
 def test_colours_change_in_a_random_order_as_pillows():
     images = photos(40, (20, 24, 3))
     found = values.of(lambda: colours.color_jitter(tf.constant(images), GivenDraws(NUMBERS), 0.4))

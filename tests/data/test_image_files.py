@@ -73,8 +73,8 @@ def test_class_folders_may_lie_in_the_directory_itself(root):
     assert listing.notice == f"{root}/train is one of the splits in {root}. To use them all give --data_dir={root}."
     (root / "test").rename(root.parent / "elsewhere")
     assert find(root / "train", "train").notice == ""
-    train, aside = (find(root / "train", split, 0.4, seed=3).names for split in ("train", "validation"))
-    assert sorted(train + aside) == sorted(listing.names) and len(aside) == 8
+    train, aside = (find(root / "train", split, 0.5, seed=3).names for split in ("train", "validation"))
+    assert sorted(train + aside) == sorted(listing.names) and len(aside) == 9
 
 
 def test_hidden_files_and_other_types_are_passed_over_and_counted(root):
