@@ -204,7 +204,7 @@ def test_benchmarks_succeed(line, place, command, monkeypatch):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_options_are_there(page):
+def test_options_paths_and_links_are_there(page):
     classes = (
         Config, EvaluateOptions, config.ExportOptions, config.PredictOptions, BenchmarkOptions,
         image_folder.FolderOptions, Cifar10Options,
@@ -212,10 +212,8 @@ def test_options_are_there(page):
     known = {field.name for cls in classes for field in dataclasses.fields(cls)} | OTHERS
     for name in re.findall(r"(?<![\w-])--([a-z][\w-]*)", PAGES[page]):
         assert name in known or name.removeprefix("no") in known, name
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page):
+    for name in re.findall(r"(?<![\w/.])(?:scripts|tests|cifar10|tower_train)/[\w./]+(?!\*)", PAGES[page]):
+        assert (jobs.ROOT / name.rstrip(".")).exists(), name
     for target, anchor in re.findall(r"\]\((?!https:)([^)#]*)#?([^)]*)\)", PAGES[page]):
         path = PATHS[page].parent / target if target else PATHS[page]
         assert path.is_file(), target
@@ -233,12 +231,6 @@ def test_a_page_begins_with_all_its_contents(page):
     contents, *rest = re.split(r"^(?=## )", PAGES[page], flags=re.MULTILINE)
     assert len(rest) > 1
     assert re.findall(r"\]\(#([^)]*)\)", contents) == anchors("".join(rest))
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_paths_are_there(page):
-    for name in re.findall(r"(?<![\w/.])(?:scripts|tests|cifar10|tower_train)/[\w./]+(?!\*)", PAGES[page]):
-        assert (jobs.ROOT / name.rstrip(".")).exists(), name
 
 
 def test_the_readme_is_short_and_lists_every_page():

@@ -37,49 +37,31 @@ def put(path, marker):
     path.write_text(EVIL.format(marker=str(marker)))
 
 
-def module_in_run(run, marker, chdir):
-    put(run / "evil.py", marker)
-    chdir(run)
-    return "."
+WAYS = {  # {name: (the workload, modules, links, the current directory, the train_dir)}, below the folder of the run
+    "a module": ("evil", ["run/evil.py"], {}, "run", "."),
+    "a package": ("evil.deeper", ["run/evil/__init__.py", "run/evil/deeper.py"], {}, "run", "../run"),
+    "a link": ("evil", ["elsewhere/evil.py"], {"run/evil.py": "elsewhere/evil.py"}, "run", "../run"),
+    "a module that a link leads to": ("evil", ["run/evil.py"], {"evil.py": "run/evil.py"}, ".", "run"),
+}
 
 
-def package_in_run(run, marker, chdir):
-    put(run / "evil" / "__init__.py", marker)
-    put(run / "evil" / "deeper.py", marker)
-    name(run, "evil.deeper")
-    chdir(run)
-    return str(run)
-
-
-def link_in_run(run, marker, chdir):
-    put(run.parent / "elsewhere" / "evil.py", marker)
-    (run / "evil.py").symlink_to(run.parent / "elsewhere" / "evil.py")
-    chdir(run)
-    return "../run"
-
-
-def link_to_module(run, marker, chdir):
-    put(run / "evil.py", marker)
-    (run.parent / "evil.py").symlink_to(run / "evil.py")
-    chdir(run.parent)
-    return "run"
-
-
-@pytest.mark.parametrize(
-    "way", [module_in_run, package_in_run, link_in_run, link_to_module], ids=lambda way: way.__name__
-)
-def test_nothing_in_a_run_is_executed(way, run, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("workload", "modules", "links", "current", "train_dir"), WAYS.values(), ids=WAYS)
+def test_nothing_in_a_run_is_executed(workload, modules, links, current, train_dir, run, tmp_path, monkeypatch):
     """In evaluation, prediction and export."""
-    train_dir = way(run, tmp_path / "marker", monkeypatch.chdir)
-    path = jobs.read_json(run, "run.json")["config"]["workload"]
+    name(run, workload)
+    for module in modules:
+        put(tmp_path / module, tmp_path / "marker")
+    for link, target in links.items():
+        (tmp_path / link).symlink_to(tmp_path / target)
+    monkeypatch.chdir(tmp_path / current)
     uses = [
         lambda: list(evaluate_run(EvaluateOptions(train_dir=train_dir))),
-        lambda: list(evaluate_run(EvaluateOptions(train_dir=train_dir, workload=path))),
+        lambda: list(evaluate_run(EvaluateOptions(train_dir=train_dir, workload=workload))),
         lambda: serving.open_run(ExportOptions(train_dir=train_dir)),
         lambda: saved_model.export(ExportOptions(train_dir=train_dir), tmp_path / "export"),
     ]
     for use in uses:
-        with pytest.raises(errors.RunError, match=f"--workload={path} is .*which lies in the run"):
+        with pytest.raises(errors.RunError, match=f"--workload={workload} is .*which lies in the run"):
             use()
     assert not (tmp_path / "marker").exists()
 

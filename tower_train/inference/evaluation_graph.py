@@ -203,4 +203,4 @@ def _sum_of_losses(workload: Workload, outputs: Tensors, labels: Tensors, counte
     except Exception:  # of the user's function
         return None
     extra = tf.cast(batch - number, mean.dtype)
-    return batch * mean - tf.cond(extra > 0, lambda: extra * of_last, lambda: tf.zeros_like(of_last))
+    return batch * mean - tf.math.multiply_no_nan(of_last, extra)
