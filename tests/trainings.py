@@ -98,3 +98,13 @@ def assert_same(found, expected, tolerance=1e-9):
     for name, value in expected[1].items():
         limit = tolerance * max(1, np.max(np.abs(value)))
         np.testing.assert_allclose(found[1][name], value, rtol=0, atol=limit, err_msg=name)
+
+
+def compared(workload, examples, **options):
+    """The comparison of a workload's towers, two unless told, with one, as at the start of a run."""
+    from tower_train.proof import towers
+
+    config = workload.config(**dict(num_gpus=2, device="cpu", optimizer="momentum", learning_rate=0.01,
+                                    summary_every_steps=0) | options)  # fmt: skip
+    graph = training.training_graph(workload, examples, config, devices.place(config))
+    return towers.compare_towers(workload, examples, config, graph)

@@ -20,20 +20,6 @@ OPTIONS = dict(image_size=SIZE, flip=False, cache="memory", network="MobileNet",
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """Two classes, 8 images each, red or blue."""
-    root, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
-    for split, count in (("train", 8), ("test", 3)):
-        for channel, class_name in ((0, "red"), (2, "blue")):
-            (root / split / class_name).mkdir(parents=True)
-            for i in range(count):
-                image = rng.integers(0, 100, [SIZE, SIZE, 3], np.uint8)
-                image[..., channel] += 150
-                Image.fromarray(image).save(root / split / class_name / f"{i}.png")
-    return root
-
-
-@pytest.fixture(scope="module")
 def base():
     return keras.applications.MobileNet(include_top=False, weights=None, input_shape=[SIZE, SIZE, 3])
 

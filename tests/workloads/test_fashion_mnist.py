@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from cifar10 import augment, crops
 from tower_train.data import remote
 from tower_train.workload import DataRequest
 from tower_train.workloads import fashion_mnist
@@ -26,18 +27,6 @@ def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fashion")
     idx_files.write(folder)
     return folder
-
-
-@pytest.fixture
-def server(data):
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(data))
-    handler.log_message = None
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
-        thread.join()
 
 
 def described(data, url):
@@ -63,9 +52,13 @@ def test_files_are_found_gzipped_or_plain(data, tmp_path, below, plain):
         assert examples.class_names[9] == "Ankle boot"
 
 
-def test_missing_files_are_downloaded_whole_and_once(data, server, tmp_path, monkeypatch):
+def test_missing_files_are_downloaded_whole_and_once(data, tmp_path, monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
-    folder = fashion_mnist.download(tmp_path, described(data, server))
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(data))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        folder = fashion_mnist.download(tmp_path, described(data, f"http://127.0.0.1:{server.server_port}/"))
+        server.shutdown()
     assert sorted(path.name for path in folder.iterdir()) == sorted(NAMES)
     assert [(folder / name).read_bytes() for name in NAMES] == [(data / name).read_bytes() for name in NAMES]
     assert fashion_mnist.download(tmp_path, described(data, "http://127.0.0.1:1/")) == folder
@@ -74,18 +67,9 @@ def test_missing_files_are_downloaded_whole_and_once(data, server, tmp_path, mon
 def test_the_network_is_that_of_the_tutorial():
     """Keras builds the same: as many weights, and the same outputs from the same weights."""
     layers = tf.keras.layers
-    keras = tf.keras.Sequential(
-        [
-            layers.Conv2D(32, 3, activation="relu"),
-            layers.MaxPooling2D(2),
-            layers.Conv2D(64, 3, activation="relu"),
-            layers.MaxPooling2D(2),
-            layers.Conv2D(64, 3, activation="relu"),
-            layers.Flatten(),
-            layers.Dense(64, activation="relu"),
-            layers.Dense(10),
-        ]
-    )
+    first, *others = (layers.Conv2D(filters, 3, activation="relu") for filters in (32, 64, 64))
+    top = layers.Flatten(), layers.Dense(64, activation="relu"), layers.Dense(10)
+    keras = tf.keras.Sequential([first, layers.MaxPooling2D(2), others[0], layers.MaxPooling2D(2), others[1], *top])
     images = np.random.default_rng(0).uniform(size=[4, 28, 28, 1]).astype(np.float32)
     with tf.Graph().as_default(), v1.Session() as session:
         logits = fashion_mnist.inference(tf.constant(images), training=True)
@@ -94,6 +78,19 @@ def test_the_network_is_that_of_the_tutorial():
     keras.build([None, 28, 28, 1])
     keras.set_weights(weights)
     np.testing.assert_allclose(found, keras(images).numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("prepare", [augment.prepare, crops.prepare, fashion_mnist.WORKLOAD.prepare])
+def test_the_pipeline_and_the_graph_prepare_the_same_bits(prepare):
+    """So does an exported network what evaluation does in the input pipeline."""
+    images = np.random.default_rng(0).integers(0, 256, [64, 32, 32, 3]).astype(np.uint8)
+    images[0] = 7
+    with tf.Graph().as_default(), v1.Session() as session:
+        dataset = tf.data.Dataset.from_tensors(images).map(prepare)
+        in_pipeline = v1.data.make_one_shot_iterator(dataset).get_next()
+        in_graph = prepare(v1.placeholder_with_default(images, [None, 32, 32, 3]))
+        one, other = session.run([in_pipeline, in_graph])
+    assert one.tobytes() == other.tobytes()
 
 
 def test_the_recipe_can_be_followed_with_another_schedule_too():

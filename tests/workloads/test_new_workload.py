@@ -28,18 +28,19 @@ def test_what_it_writes_trains_and_learns_by_the_command_it_prints(main, tmp_pat
     assert "MODULE" not in (tmp_path / "my_spirals.py").read_text()
 
 
-@pytest.mark.parametrize("words", [[], ["two", "names"], ["a-b"], ["1st"], ["class"], ["a/b"]])
-def test_a_name_that_python_cannot_import_is_refused(main, words, tmp_path):
-    status, stdout, stderr = main(*words)
-    assert (status, stdout) == (2, "") and "give one name" in stderr and not list(tmp_path.iterdir())
+ONE_NAME = "give one name"
 
 
-def test_a_file_that_is_there_stays(main, tmp_path):
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        *((words.split(), ONE_NAME) for words in ("", "two names", "a-b", "1st", "class", "a/b")),
+        (["mine"], "mine.py is there already"),
+        (["numpy"], "numpy is a module already"),
+    ],
+)
+def test_a_name_that_cannot_be_is_refused(main, words, text, tmp_path):
     (tmp_path / "mine.py").write_text("precious")
-    status, _, stderr = main("mine")
-    assert status == 2 and "mine.py is there already" in stderr and (tmp_path / "mine.py").read_text() == "precious"
-
-
-def test_a_name_that_would_hide_a_module_is_refused(main, tmp_path):
-    status, _, stderr = main("numpy")
-    assert status == 2 and "numpy is a module already" in stderr and not list(tmp_path.iterdir())
+    status, stdout, stderr = main(*words)
+    assert (status, stdout) == (2, "") and text in stderr
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["precious"]

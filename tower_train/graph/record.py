@@ -83,12 +83,14 @@ class Compared(NamedTuple):
     Attributes:
       losses: over this worker's towers, scalars.
       gradients: {variable's name: its mean gradient, as it is applied}.
+      of_loss: the gradients of tower 0's loss, without weight decay.
       assigned: {variable's name: the value that tower 0's layers assign to it}.
       normalizes: whether layers normalise by the statistics of a tower's batch.
     """
 
     losses: list[tf.Tensor]
     gradients: dict[str, tf.Tensor | tf.IndexedSlices]
+    of_loss: list[tf.Tensor | tf.IndexedSlices]
     assigned: dict[str, tf.Tensor]
     normalizes: bool
 

@@ -215,6 +215,7 @@ def _compared(built: Sequence[BuiltTower], mean_grads: GradientsAndVariables) ->
     return Compared(
         losses=[tower.loss for tower in built],
         gradients={variable.op.name: gradient for gradient, variable in mean_grads},
+        of_loss=[gradient for gradient, _ in built[0].gradients],
         assigned={each.moving.op.name: each.value for each in statistics if not each.momentum},
         normalizes=any(each.is_averaged for each in statistics),
     )

@@ -226,8 +226,8 @@ def _compared(one: Trial, many: Trial, steps: int, normalizes: bool) -> Outcome:
                 "this network magnifies roundings so much that nothing can be told"
             )
             return dataclasses.replace(outcome, undecided=why)
-    if not any(gap.largest for gap in gaps if gap.is_of_gradient):
-        why = f"nothing to compare: every gradient is 0 in {steps} steps of {size} examples, so no weight is trained"
+    if not first.is_trained:
+        why = f"nothing to compare: every gradient of the loss is 0 in {steps} steps of {size} examples"
         return dataclasses.replace(outcome, undecided=why)
     return outcome
 

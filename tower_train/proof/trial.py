@@ -26,7 +26,7 @@ class Trial:
       built: the graph.
       towers: the batches of a step.
       weights: {name: variable}, those that are trained.
-      fetches: the loss, the gradients and, after the update, all variables.
+      fetches: the loss, the gradients, all variables after the update, and the largest gradient of tower 0's loss.
     """
 
     def __init__(self, workload: Workload, examples: Examples, config: Config, bar: ProgressBar):
@@ -41,14 +41,17 @@ class Trial:
         saved = {v.op.name: v for v in self.built.saved.variables if v.dtype.base_dtype != tf.string}
         self.weights = {name: variable for name, variable in saved.items() if variable.trainable}
         self._initializers = {name: variable.initializer for name, variable in saved.items()}
+        compared = self.built.compared
         with self.built.graph.as_default(), tf.device(devices.HOST):
-            gradients = {name: tf.convert_to_tensor(each) for name, each in self.built.compared.gradients.items()}
+            gradients = {name: tf.convert_to_tensor(each) for name, each in compared.gradients.items()}
             self._begin = tf.group(
                 v1.local_variables_initializer(), v1.tables_initializer(), self.built.stream.initializer
             )
             with tf.control_dependencies([self.built.train_op]):
                 after = {name: variable.read_value() for name, variable in saved.items()}
-        self.fetches = {LOSS: self.built.report.loss}, gradients, after
+            values = [each.values if isinstance(each, tf.IndexedSlices) else each for each in compared.of_loss]
+            largest = tf.reduce_max([tf.reduce_max(tf.abs(value)) for value in values])
+        self.fetches = {LOSS: self.built.report.loss}, gradients, after, largest
         bar.update(advance=1)
 
     @contextlib.contextmanager
@@ -71,15 +74,17 @@ class Begun:
 
     Attributes:
       variables: {name: value} after the last step.
+      is_trained: whether a loss had a gradient that is not 0.
     """
 
     def __init__(self, trial: Trial, session: v1.Session):
         self.trial, self.session = trial, session
-        self.loss, self.gradients, self.variables = {}, {}, {}
+        self.loss, self.gradients, self.variables, self.is_trained = {}, {}, {}, False
 
     def step(self) -> None:
         """Does a step, and keeps its values."""
-        self.loss, self.gradients, self.variables = self.session.run(self.trial.fetches)
+        self.loss, self.gradients, self.variables, largest = self.session.run(self.trial.fetches)
+        self.is_trained |= bool(largest != 0)
         self.trial.bar.update(advance=1)
 
 
@@ -103,10 +108,6 @@ class Gap:
 
     def __str__(self) -> str:
         return f"{self.name} by {self.relative:.0e}" if np.isfinite(self.absolute) else f"{self.name} (inf or NaN)"
-
-    @property
-    def is_of_gradient(self) -> bool:
-        return self.name.startswith(_GRADIENT)
 
     @property
     def relative(self) -> float:
@@ -155,4 +156,6 @@ def _largest(value) -> float:
 def first_steps(gaps: Sequence[Gap]) -> list[Gap]:
     """Returns the gaps of the earliest step among these, gradients and the relatively largest first."""
     first = min((gap.step for gap in gaps), default=0)
-    return sorted((gap for gap in gaps if gap.step == first), key=lambda gap: (not gap.is_of_gradient, -gap.relative))
+    return sorted(
+        (gap for gap in gaps if gap.step == first), key=lambda gap: (not gap.name.startswith(_GRADIENT), -gap.relative)
+    )
