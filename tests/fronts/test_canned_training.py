@@ -7,17 +7,35 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from feature_data import CLASS, CLASS3, COUNT, DENSE, NUMBER, TARGET, batches, config, input_fn, kind, number
 
 from tower_train import estimator as tf_estimator
 from tower_train.fronts.tf_estimator import library
 
 v1 = tf.compat.v1
+COUNT, BATCH = 48, 4
+rng = np.random.default_rng(0)
+NUMBER = rng.normal(size=COUNT).astype(np.float32)
+KIND = rng.integers(0, 3, COUNT)
+X = {"number": NUMBER, "kind": np.array(["p", "q", "r"])[KIND], "weight": rng.integers(1, 4, COUNT).astype(np.float32)}
+CLASS = (NUMBER + KIND > 1).astype(np.int64)
+CLASS3 = np.digitize(NUMBER, [-0.5, 0.5])
+TARGET = (2 * NUMBER - KIND + 0.1 * rng.normal(size=COUNT)).astype(np.float32)
+DENSE = np.c_[np.eye(3)[KIND], NUMBER]  # columns in the order of their names, as the models have them
+number = tf.feature_column.numeric_column("number")
+kind = tf.feature_column.categorical_column_with_vocabulary_list("kind", ["p", "q", "r"])
 TOWERS, STEPS, RATE = 3, 9, 2**-6
 SGD = v1.train.GradientDescentOptimizer(RATE)
 MEAN = v1.losses.Reduction.SUM_OVER_BATCH_SIZE
 EMBEDDING = tf.feature_column.embedding_column(kind, 2)
 CROSSED = tf.feature_column.crossed_column(["kind", tf.feature_column.bucketized_column(number, [0.0])], 5)
+
+
+def input_fn(labels, epochs=None, batch=BATCH):
+    return tf_estimator.inputs.numpy_input_fn(X, labels, batch, epochs, shuffle=False)
+
+
+def config(towers=1, **settings):
+    return tf_estimator.RunConfig(num_gpus=towers, tf_random_seed=1, **settings)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +93,8 @@ def test_keras_optimizers(tmp_path, towers=2):
     estimator = tf_estimator.LinearRegressor([number, kind], tmp_path, optimizer=with_momentum, config=config(towers))
     estimator.train(input_fn(TARGET), steps=2).train(input_fn(TARGET), steps=3)
     inputs, weights, speed = np.c_[DENSE, np.ones(COUNT)], np.zeros([5, 1]), np.zeros([5, 1])
-    for rows in batches(2, towers) + batches(3, towers):  # the second call goes on, with its input from the start
+    for step in (0, 1, 0, 1, 2):  # the second call goes on, with its input from the start
+        rows = np.arange(step * BATCH * towers, (step + 1) * BATCH * towers)
         grad = 2 * (inputs[rows] @ weights - TARGET[rows, np.newaxis])
         speed = 0.5 * speed - RATE * inputs[rows].T @ grad
         weights = weights + speed

@@ -2,8 +2,6 @@
 
 import pytest
 import tensorflow as tf
-from feature_data import CLASS, config, kind, number
-from feature_data import input_fn as canned_input_fn
 from regression import X, Y, input_fn, make, model_fn
 
 from tower_train import errors
@@ -28,23 +26,20 @@ def shuffled():
     return input_fn().unbatch().shuffle(48).batch(5)
 
 
-def test_a_model_fn_passes_and_leaves_no_trace(tmp_path):
-    estimator = make(tmp_path / "model", 3)
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [
+        (lambda: lambda x, training: tf.nn.dropout(tf.keras.layers.Dropout(0.5)(x, training=training), 0.5), ")"),
+        (lambda: tf.keras.layers.BatchNormalization(dtype="float64"), "the same for each tower"),
+    ],
+)
+def test_what_passes_leaves_no_trace(tmp_path, layer, said):
+    estimator = make(tmp_path, 2, with_layer(layer))
     assert estimator.train(input_fn, steps=1).get_variable_value("global_step") == 1
-    before = {path: path.read_bytes() for path in (tmp_path / "model").iterdir()}
-    assert "3 towers equal one device on this model to " in tf_estimator.check(estimator, shuffled)
-    assert {path: path.read_bytes() for path in (tmp_path / "model").iterdir()} == before
-
-
-def test_others_pass(tmp_path):
-    canned = tf_estimator.LinearClassifier([number, kind], tmp_path / "canned", config=config(2))
-    assert tf_estimator.check(canned, canned_input_fn(CLASS)).startswith("2 towers equal one device")
-    dropping = with_layer(
-        lambda: lambda x, training: tf.nn.dropout(tf.keras.layers.Dropout(0.5)(x, training=training), 0.5)
-    )
-    assert "2 towers equal one device" in tf_estimator.check(make(tmp_path, 2, dropping), shuffled)
-    normalizing = with_layer(lambda: tf.keras.layers.BatchNormalization(dtype="float64"))
-    assert "the same for each tower" in tf_estimator.check(make(tmp_path, 2, normalizing), shuffled)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    line = tf_estimator.check(estimator, shuffled)
+    assert line.startswith("2 towers equal one device on this model to ") and said in line
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def centred(features, labels, mode, params):

@@ -106,7 +106,4 @@ def test_a_strategy_trains_on_towers_one_per_device(tmp_path, strategy):
     estimator = make(tmp_path, None, train_distribute=strategy, eval_distribute=strategy).train(input_fn)
     np.testing.assert_allclose(weights_of(estimator), expected_weights(12 // towers, towers), atol=1e-12)
     assert estimator.evaluate(input_fn)["global_step"] == 12 // towers
-
-
-def test_a_strategys_gpus_carry_the_towers():
     assert tf_estimator.RunConfig(train_distribute=Strategy("GPU:1", "GPU:3")).towers == [1, 3]
