@@ -117,6 +117,19 @@ def _table(keys, values, key_dtype, value_dtype, default):
     return tf.lookup.StaticHashTable(initializer, default)
 
 
+def take_constants(model: keras.Model) -> None:
+    """Makes numpy arrays of the eager tensors that calls in functional models were given, which no graph can use."""
+
+    def as_numpy(value):
+        return value.numpy() if isinstance(value, tf.__internal__.EagerTensor) else value
+
+    for each in (model, *sublayers(model)):
+        for operation in getattr(each, "operations", ()):
+            for node in operation._inbound_nodes:
+                made = node.arguments
+                made.args, made.kwargs = keras.tree.map_structure(as_numpy, (made.args, made.kwargs))
+
+
 def batches(x, y, sample_weight, size: int) -> Iterator[tuple]:
     """Yields batches of eager tensors from whatever `fit` takes; arrays in batches of a size."""
     adapter = data_adapters.get_data_adapter(x, y, sample_weight, batch_size=size)

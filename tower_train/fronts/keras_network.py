@@ -95,6 +95,7 @@ class _Network:
         self._eager: list[tuple[keras.Layer, str, Any]] = []  # (layer, attribute, what makes it in a graph)
         self._of_text: list[keras.layers.TextVectorization] = []
         self._normalizing_alone: list[keras.Layer] = []  # by rules of their own
+        compat.take_constants(model)
         for layer in compat.sublayers(model):
             self._adapt(layer)
 
