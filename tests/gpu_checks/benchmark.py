@@ -15,9 +15,13 @@ def check(findings, settings):
     if not count:
         findings.unchecked("the benchmark on GPUs", "there is none; on the CPU instead")
     most = trials.power_of_two(count) or 2
-    wanted = _sides(most)
-    secs_a_side = _SECS_A_SIDE if count else _CPU_SECS_A_SIDE
-    chosen = wanted[: max(2, int((settings.left() - _OTHER_SECS) / secs_a_side))]
+    towers = ["1 tower", *([f"{most} towers"] if most > 1 else [])]
+    wanted = [  # the most telling first
+        "ceiling/float32 matrix product", *(f"tower_train/{each}/float32" for each in towers), "keras/fit",
+        "ceiling/bfloat16 matrix product", *(f"tower_train/{each}/bfloat16" for each in towers), "port",
+        *(["keras/MirroredStrategy 2"] if most > 1 else []),
+    ]  # fmt: skip
+    chosen = wanted[: max(2, int((settings.left() - _OTHER_SECS) / (_SECS_A_SIDE if count else _CPU_SECS_A_SIDE)))]
     if len(chosen) < len(wanted):
         findings.unchecked(f"sides of the benchmark: {', '.join(wanted[len(chosen) :])}", "no time was left")
     out = pathlib.Path(settings.scratch, "benchmark")
@@ -28,24 +32,7 @@ def check(findings, settings):
     )  # fmt: skip
     rows = json.loads((out / "benchmark.json").read_text())["parts"]["Training"]
     for row in rows:
-        rate = row["rate"]
-        further = {"share": (row["share"] or {}).get("median"), "megabytes_of_a_gpu": (row["card_bytes"] or 0) / 2**20}
-        findings.measured(
-            row["side"]["name"], examples_per_sec=rate["median"], spread=(rate["high"] - rate["low"]) / 2,
-            first_step_secs=row["first_step_secs"], **{name: value for name, value in further.items() if value},
-        )  # fmt: skip
+        about = {"share": (row["share"] or {}).get("median"), "megabytes_of_a_gpu": (row["card_bytes"] or 0) / 2**20}
+        about |= {"examples_per_sec": row["rate"]["median"], "first_step_secs": row["first_step_secs"]}
+        findings.measured(row["side"]["name"], **{name: value for name, value in about.items() if value})
     findings.check(len(rows) == len(chosen), "the benchmark measured each side", sides=len(rows))
-    if count:
-        ours = [row["card_bytes"] for row in rows if row["side"]["name"].startswith("tower_train/")]
-        findings.check(all(ours), "the memory of the GPUs is known for each side of ours")
-
-
-def _sides(most: int) -> list[str]:
-    """Returns the names of the sides, the most telling first; `most` towers are all cards."""
-    towers = f"{most} tower{'s' * (most > 1)}"
-    found = [
-        "ceiling/float32 matrix product", "tower_train/1 tower/float32", f"tower_train/{towers}/float32", "keras/fit",
-        "ceiling/bfloat16 matrix product", "tower_train/1 tower/bfloat16", f"tower_train/{towers}/bfloat16", "port",
-        *(["keras/MirroredStrategy 2"] if most > 1 else []),
-    ]  # fmt: skip
-    return list(dict.fromkeys(found))

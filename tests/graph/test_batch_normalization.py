@@ -1,7 +1,5 @@
 """Batch normalisation against numpy: its outputs, its moving statistics, its gradient, and N towers of it."""
 
-import functools
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -13,7 +11,7 @@ from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1
 MOMENTUM, EPSILON = 0.8, 1e-3
-TRAIN = dict(learning_rate=0.1, learning_rate_decay_factor=1.0, ema=0.9)
+TRAIN = dict(learning_rate=0.1, dtype="float64", ema=0.9)
 
 
 def normalize(x, gamma, beta):
@@ -106,24 +104,18 @@ def make(layer=layers.batch_normalization):
 KERNEL = np.random.default_rng(1).normal(size=[4, 3])
 
 
-@functools.cache
-def train(num_towers, steps=12, layer=layers.batch_normalization, **options):
-    """(losses, {variable: value})."""
-    options |= TRAIN | dict(num_gpus=num_towers, batch_size=8 // num_towers, dtype="float64")
-    return trainings.train(*make(layer), steps, **options)
+def test_synchronized_towers_match_one_tower_step_by_step():
+    """Weights, moving statistics and the averages of both; without a scale, and biases learn more slowly."""
 
+    def layer(*args, **kwargs):
+        with layers.param_group(rate_factor=0.5):
+            return layers.batch_normalization(*args, **kwargs, scale=False)
 
-def of_own_rate(*args, **kwargs):
-    """Without a scale; the bias learns more slowly."""
-    with layers.param_group(rate_factor=0.5):
-        return layers.batch_normalization(*args, **kwargs, scale=False)
-
-
-@pytest.mark.parametrize(("num_towers", "layer"), [(4, layers.batch_normalization), (2, of_own_rate)])  # fmt: skip
-def test_synchronized_towers_match_one_tower_step_by_step(num_towers, layer):
-    """Weights, moving statistics and the moving averages of both."""
-    one = train(1, layer=layer)
-    trainings.assert_same(train(num_towers, layer=layer, sync_batch_norm=True), one)
+    one, four = (
+        trainings.train(*make(layer), 12, num_gpus=count, batch_size=8 // count, sync_batch_norm=True, **TRAIN)
+        for count in (1, 4)
+    )
+    trainings.assert_same(four, one)
     statistics = {f"first/moving_{name}" for name in ("mean", "variance")}
     assert statistics | {f"{name}/ExponentialMovingAverage" for name in statistics} <= one[1].keys()
 
@@ -139,7 +131,7 @@ def test_moving_statistics_follow_the_mean_over_towers_and_batches(num_towers, b
         return layers.batch_normalization(inputs, training, *args, name=name, **kwargs)
 
     workload, examples = make(spying)
-    options = TRAIN | dict(learning_rate=1e-30, num_gpus=num_towers, accumulate_steps=batches, dtype="float64")
+    options = TRAIN | dict(learning_rate=1e-30, num_gpus=num_towers, accumulate_steps=batches)
     options |= dict(batch_size=8 // num_towers // batches, sync_batch_norm=sync)
     with trainings.opened(workload, examples, **options) as (built, session):
         mean, variance = np.zeros(3), np.ones(3)
@@ -174,7 +166,7 @@ def test_loss_and_gradient_are_those_of_one_big_batch_in_numpy(layer, factor, up
     """By central differences of the loss, with the decay of gamma and beta alone, against the step of four towers."""
     workload, examples = make(layer)
     noted, seen = trainings.noting(workload)
-    options = TRAIN | dict(num_gpus=4, batch_size=2, dtype="float64", sync_batch_norm=True, ema=0.0)
+    options = TRAIN | dict(num_gpus=4, batch_size=2, sync_batch_norm=True, ema=0.0)
     with trainings.opened(noted, examples, variable_update=update, **options) as (built, session):
         variables = {v.op.name: v for v in built.saved.variables if v.trainable}
         start = session.run(variables)
