@@ -20,10 +20,13 @@ from tower_train.graph import devices
 placed = devices.place(Config(gpus=(3, 1, 2)))
 options = placed.session_config.gpu_options
 limits = [list(each.memory_limit_mb) for each in options.experimental.virtual_devices]
-try:
-    devices.place(Config(num_gpus=5))
-except errors.ConfigError as error:
-    refused = str(error)
+tf.config.list_logical_devices()  # begins with them
+refused = []
+for wanted in (dict(num_gpus=5), dict(gpus=(1, 0))):
+    try:
+        devices.place(Config(**wanted))
+    except errors.ConfigError as error:
+        refused.append(str(error))
 print(json.dumps([placed.towers, options.visible_device_list, limits, refused]))
 sys.stdout.flush()
 os._exit(0)
@@ -39,4 +42,5 @@ def test_each_part_of_a_split_gpu_counts_as_a_gpu(tmp_path):
     assert towers == ["/gpu:2", "/gpu:0", "/gpu:1"]
     assert visible == "1,2"
     assert limits == [[700, 300], []]
-    assert refused.startswith("--num_gpus=5: this machine's GPUs are: 0 (FAKE), 1 (FAKE), 2 (FAKE), 3 (FAKE). ")
+    assert refused[0].startswith("--num_gpus=5: this machine's GPUs are: 0 (FAKE), 1 (FAKE), 2 (FAKE), 3 (FAKE). ")
+    assert "GPU 0 cannot be used: in this process TensorFlow already began with GPU 1, 2, 3. " in refused[1]

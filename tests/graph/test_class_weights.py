@@ -108,6 +108,8 @@ def test_losses_of_several_numbers_are_weighed_by_example():
     np.testing.assert_allclose(found, expected)
 
 
-def test_classes_without_an_example_count_as_others():
+def test_classes_without_an_example_or_without_labels_at_hand_count_as_others():
     weights = class_weights.read("balanced", examples(labels=np.array([0] * 9 + [2] * 3)))
     np.testing.assert_allclose(weights, [12 / (2 * 9), 1, 12 / (2 * 3)])
+    names_only = dataclasses.replace(examples(), labels=None)
+    np.testing.assert_array_equal(class_weights.read("rarely:2,0:0.5", names_only), [0.5, 1, 2])

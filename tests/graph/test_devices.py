@@ -39,7 +39,7 @@ def test_gpus_are_numbered_as_the_machine_does_and_as_tensorflow_does(
         (dict(gpus=(0, 2)), "ab", (0, 1), r"^--gpus=0,2: .* GPUs are: 0 \(a\), 1 \(b\)\. .*--device=cpu"),
         (dict(gpus=(0,)), "", (0, 1), r"^--gpus=0: this machine's GPUs are: none\. .*--device=cpu"),
         (dict(num_gpus=1, device="gpu"), "", (0, 1), r"^--num_gpus=1: this machine's GPUs are: none\. .*--device=cpu"),
-        (dict(num_gpus=2), "abc", (1, 2), "2 workers .* ask for 2 GPUs each, and it has 3. Give --num_gpus=1"),
+        (dict(num_gpus=2), "ab", (1, 2), "2 workers .* ask for 2 GPUs each, and it has 2. Give --num_gpus=1"),
     ],
 )
 def test_gpus_that_are_not_there_are_refused_with_those_that_are(options, here, local, text, monkeypatch):
@@ -52,7 +52,9 @@ def test_a_driver_is_found_by_its_file_by_those_of_wsl_or_by_nvidia_smi(monkeypa
     monkeypatch.setattr(host, "NVIDIA_DRIVER", str(tmp_path / "version"))
     monkeypatch.setattr(host, "WSL_DRIVER", (str(tmp_path / "dxg"), str(tmp_path / "libcuda")))
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert host.nvidia_driver() is None
+    assert devices.place(Config(num_gpus=2)).towers == ("/cpu:0", "/cpu:1")
     program = tmp_path / "nvidia-smi"
     for answer, expected in (("No devices were found", None), ("GPU 0: NVIDIA H200", str(program))):
         program.write_text(f"#!/bin/sh\necho {answer}\n")

@@ -155,6 +155,17 @@ def with_labels(labels, **fields):
 IN_ORDER = tf_data.examples("mine", lambda: tf.data.Dataset.from_tensor_slices(2 * (np.zeros(9),)).repeat(), 9)
 WEIGHTED = Examples.from_arrays("few", np.ones([9, 4], np.float32), np.arange(9) % 3, "abc", np.ones(9))
 SIGNS = np.array([-1, 1] * 48)
+
+
+def fetching(labels):
+    """Examples that a user's own reader gives, of classes a and b."""
+
+    def fetch(rows):
+        return tf.ones([8, 4]), labels(tf.ones([8]))
+
+    return Examples("few", 9, lambda: fetch, class_names=("a", "b"))
+
+
 NO_CLASS = "CLASS:WEIGHT, a class of few.*The classes are one, two, three"
 BALANCED = dict(class_weight="balanced")
 OTHERS = {  # {what: (class, fields of the workload, examples, options, words)}
@@ -175,6 +186,13 @@ OTHERS = {  # {what: (class, fields of the workload, examples, options, words)}
         for text in ("never:2", "3:1", "0:-1", "0:much", "0", "0:nan", "")
     },
     "weights of unknown classes": (CONFIG, {}, with_labels(None), BALANCED, "the classes of few are not at hand"),
+    "weights of classes without names": (
+        CONFIG, {}, with_labels(None, class_names=()), dict(class_weight="0:1"), "the classes of few are not at hand",
+    ),
+    **{
+        f"weights of classes, and {what}": (GRAPH, {}, fetching(labels), dict(class_weight="a:2"), "are no classes")
+        for what, labels in (("numbers", tf.zeros_like), ("one-hot", lambda rows: tf.ones([8, 2], tf.int64)))
+    },
     "weights of signs": (
         CONFIG, {}, with_labels(SIGNS, class_names=()), BALANCED, "few has the label -1. Classes are numbered from 0",
     ),
@@ -208,5 +226,5 @@ OTHERS = {  # {what: (class, fields of the workload, examples, options, words)}
 def test_a_workload_or_an_option_that_cannot_be_is_one_line(kind, fields, examples, options, words):
     workload = dataclasses.replace(TOY, **fields)
     with pytest.raises(kind, match=words) as raised:
-        trainings.train(workload, examples, 0, **options)
+        trainings.train(workload, examples, 0, **(dict(batch_size=8) | options))
     assert "\n" not in str(raised.value)

@@ -96,3 +96,5 @@ def test_the_ring_between_workers_carries_each_gradient_once_however_many_towers
     assert sum(op.inputs[0].shape.num_elements() for op in rings) == built.saved.num_parameters + 2
     assert len(rings) == 3  # local3/weights, all other gradients, and the two numbers
     assert {op.get_attr("group_size") for op in rings} == {2}
+    copies = {op.type for op in built.graph.get_operations() if "Bcast" in op.type}
+    assert copies == {"CollectiveBcastRecv"}, "the chief's, of which this worker is none"

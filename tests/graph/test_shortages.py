@@ -1,8 +1,11 @@
 """Too little memory, and NCCL's failures, are one line that says what to try."""
 
+import dataclasses
+
 import jobs
 import pytest
 import tensorflow as tf
+import toy_workload
 
 from tower_train import errors, host
 from tower_train.graph import shortages, step_failures
@@ -41,6 +44,14 @@ def test_a_tensor_larger_than_the_hosts_memory_is_refused_before_the_first_step(
     with pytest.raises(errors.RunError, match=r"a float32 tensor \[128, 8\] has no place on the host.*--batch_size=64"):
         jobs.train_toy(tmp_path, batch_size=128, max_steps=1)
     jobs.train_toy(tmp_path, batch_size=64, max_steps=1)
+
+
+def test_tensors_of_unknown_sizes_are_let_through(tmp_path):
+    def network(features, training):
+        return tf.compat.v1.placeholder_with_default(toy_workload.network(features, training), [None, None])
+
+    workload = dataclasses.replace(toy_workload.WORKLOAD, inference=network)
+    assert jobs.train_toy(tmp_path, workload=workload, max_steps=1).step == 1
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,18 @@ def test_towers_that_differ_are_refused_by_variable_and_tower(towers, text):
         gradients.average_gradients([[grads[letter] for letter in tower] for tower in towers])
 
 
+def test_copies_of_variables_are_one_by_a_name_that_is_unique():
+    def copies(name):
+        return [tf.Variable(float(i), name=name) for i in range(2)]
+
+    ones, (one, copied) = tf.constant(1.0), copies("a")
+    [(mean, variable)] = gradients.average_gradients([[(ones, one)], [(3 * ones, copied)]])
+    assert mean == 2 and variable is one
+    one, other = copies("shared")
+    with pytest.raises(GraphError, match="the same variables in another order"):
+        gradients.average_gradients([[(ones, one), (ones, other)], [(ones, other), (ones, one)]])
+
+
 @pytest.mark.parametrize("wrap", [lambda step: step, tf.function], ids=["eager", "tf.function"])
 def test_plain_variables_of_programs_without_a_graph(wrap, capsys):
     table, bias, unused = (

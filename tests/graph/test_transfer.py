@@ -80,6 +80,9 @@ def test_every_step_and_every_resume_is_that_of_an_unstaged_run(kind, augment_on
             found.append(float(session.run(built.report).loss))
             points.append(trainings.snapshot(built, session))
         assert found == losses
+        assert (
+            transfer.NEXT in {op.name.rpartition("/")[2] for op in built.graph.get_operations()} or built.stream.state
+        )
         assert_same(points[-1], expected)
         fails = tf.debugging.Assert(built.report.loss < 0, ["no"])
         config = tf.compat.v1.ConfigProto(device_count={"CPU": OPTIONS["num_gpus"]})

@@ -182,7 +182,7 @@ def _seen(wanted: tuple[int, ...]) -> list[int]:
     _show(list(dict.fromkeys(here[i] for i in sorted(wanted))))
     visible = tf.config.get_visible_devices("GPU")
     seen = [i for i, gpu in enumerate(here) if gpu in visible]
-    if hidden := sorted(set(wanted) - set(seen)):
+    if hidden := [i for i in wanted if i not in seen]:
         raise errors.ConfigError(
             f"GPU {', '.join(map(str, hidden))} cannot be used: in this process TensorFlow already began with GPU "
             f"{', '.join(map(str, seen)) or 'none'}. Train on others in another process."

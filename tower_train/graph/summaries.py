@@ -20,9 +20,8 @@ def serialized_graph(graph: tf.Graph) -> bytes:
     """Serializes a graph for TensorBoard, without functions and the values of large constants, such as images."""
     drawn = graph.as_graph_def(add_shapes=True)
     drawn.ClearField("library")
-    for node in drawn.node:
-        if node.op == "Const" and node.attr["value"].tensor.ByteSize() > _MOST_CONSTANT_BYTES:
-            tensor = node.attr["value"].tensor
+    for tensor in (node.attr["value"].tensor for node in drawn.node if node.op == "Const"):
+        if tensor.ByteSize() > _MOST_CONSTANT_BYTES:
             tensor.CopyFrom(type(tensor)(dtype=tensor.dtype, tensor_shape=tensor.tensor_shape))
     return drawn.SerializeToString(deterministic=True)
 
