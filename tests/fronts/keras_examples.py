@@ -56,39 +56,6 @@ def crossentropy():
 
 
 @example(
-    lambda: {"optimizer": "adam", "loss": "binary_crossentropy", "metrics": ["accuracy"]},
-    lambda: {"x": classes((11, 5), 9), "y": classes(11, 2), "validation_data": (classes((4, 5), 9), classes(4, 2))},
-)
-def bidirectional_lstm():
-    """nlp/bidirectional_lstm_imdb.py: sequences of any length through an embedding."""
-    inputs = keras.Input([None], dtype="int32")
-    x = layers.Bidirectional(layers.LSTM(3, return_sequences=True))(layers.Embedding(9, 4)(inputs))
-    return keras.Model(inputs, layers.Dense(1, "sigmoid")(layers.Bidirectional(layers.LSTM(3))(x)))
-
-
-def contrastive(y_true, y_pred):
-    """The loss of vision/siamese_contrastive.py."""
-    margin_square = ops.square(ops.maximum(1 - y_pred, 0))
-    return ops.mean((1 - y_true) * ops.square(y_pred) + y_true * margin_square)
-
-
-@example(
-    lambda: {"loss": contrastive, "optimizer": "RMSprop", "metrics": ["accuracy"]},
-    lambda: {"x": [numbers(11, 6, 6, 1), numbers(11, 6, 6, 1, seed=1)], "y": classes([11, 1], 2).astype(float)},
-)
-def siamese():
-    """vision/siamese_contrastive.py: one network for two inputs, a distance, a loss of the program's own."""
-    image = keras.Input([6, 6, 1])
-    maps = layers.AveragePooling2D(2)(layers.Conv2D(3, 3, activation="tanh")(image))
-    network = keras.Model(image, layers.Dense(4, "tanh")(layers.LayerNormalization()(layers.Flatten()(maps))))
-    left, right = keras.Input([6, 6, 1]), keras.Input([6, 6, 1])
-    squares = layers.Lambda(lambda each: ops.sum(ops.square(each[0] - each[1]), axis=1, keepdims=True))
-    distance = layers.Lambda(lambda s: ops.sqrt(ops.maximum(s, keras.config.epsilon())))
-    merged = distance(squares([network(left), network(right)]))
-    return keras.Model([left, right], layers.Dense(1, "sigmoid")(merged))
-
-
-@example(
     lambda: crossentropy() | {"optimizer": keras.optimizers.AdamW(1e-3, weight_decay=1e-4)},
     lambda: {
         "x": 255 * np.abs(numbers(11, 6, 6, 3)),
@@ -186,15 +153,3 @@ def preprocessing_layers():
                layers.HashedCrossing(6, output_mode="one_hot")((kind, word))]  # fmt: skip
     hidden = layers.Dropout(0.5)(layers.Dense(6, "relu")(layers.concatenate(encoded)))
     return keras.Model({"age": age, "kind": kind, "word": word}, layers.Dense(1, "sigmoid")(hidden))
-
-
-def sparse_batches():
-    x = np.maximum(numbers(11, 6), 0)
-    return tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(x), classes(11, 3))).batch(4)
-
-
-@example(crossentropy, lambda: {"x": sparse_batches()}, on_workers=True)
-def sparse_inputs():
-    """A data set of tf.SparseTensor."""
-    inputs = keras.Input([6], sparse=True)
-    return keras.Model(inputs, layers.Dense(3, "softmax")(layers.Dense(4, "tanh")(inputs)))

@@ -6,11 +6,6 @@ import numpy as np
 import tower_train
 
 layers = keras.layers
-OPTIMIZERS = {
-    "momentum": lambda: keras.optimizers.SGD(0.02, momentum=0.9),
-    "rmsprop": lambda: keras.optimizers.RMSprop(0.002),
-    "adam": lambda: keras.optimizers.Adam(0.002),
-}
 CROSS_ENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True, dtype="float64")
 rng = np.random.default_rng(0)
 

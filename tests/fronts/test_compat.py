@@ -72,26 +72,6 @@ def test_replaced_of_a_class_its_heirs_and_one_object_even_after_an_error():
     assert (one.method(), one.value, vars(Heir).get("method")) == ("method", 1, None)
 
 
-def test_keras_layers_graph_variables_and_optimizers_call_what_is_replaced():
-    layer, calls = keras.layers.Dense(2), []
-    expected = layer(tf.ones([1, 3]))
-    with compat.replaced(layer, "call", lambda inputs, training=None: inputs + 1):
-        np.testing.assert_array_equal(layer(tf.ones([1, 3])), [[2, 2, 2]])
-    np.testing.assert_array_equal(layer(tf.ones([1, 3])), expected)
-    with tf.Graph().as_default(), v1.Session() as session:
-        variable = v1.get_variable("v", [], initializer=v1.zeros_initializer())
-        with compat.replaced(variable, "assign", lambda *args: tf.identity(variable)):
-            done = variable.assign(3.0)
-        with compat.replaced(
-            v1.train.Optimizer, "apply_gradients", lambda _, pairs, *args, **kwargs: calls.append(pairs)
-        ):
-            v1.train.AdamOptimizer().minimize(2 * variable)
-        session.run(v1.global_variables_initializer())
-        assert session.run(done) == 0 and session.run(variable.assign(3.0)) == 3
-    [[(_, found)]] = calls
-    assert found is variable
-
-
 def test_random_seed_is_what_was_set():
     before = compat.random_seed()
     tf.random.set_seed(7)

@@ -1,15 +1,13 @@
 """keras_network's random numbers: each example's own, whatever the towers."""
 
-import jobs
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 import trainings
-from keras_workload import SIZE, drawing, images, small, train, workload
+from keras_workload import SIZE, drawing, images, train
 
 import tower_train
-from tower_train.config import Config
 
 v1 = tf.compat.v1
 
@@ -17,17 +15,6 @@ v1 = tf.compat.v1
 @pytest.fixture(scope="module")
 def examples():
     return images()
-
-
-class Gamma(keras.layers.Layer):
-    """Multiplies by numbers of a distribution that is not drawn by example."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.generator = keras.random.SeedGenerator()
-
-    def call(self, inputs, training=None):
-        return inputs * keras.random.gamma(keras.ops.shape(inputs), 9.0, seed=self.generator) if training else inputs
 
 
 class Unseeded(keras.layers.Layer):
@@ -109,18 +96,3 @@ def test_towers_that_drop_match_one_tower(examples):
     trainings.assert_same(train(examples, make, 4, num_gpus=2, batch_size=4, variable_update="mirrored"), one)
     trainings.assert_same(train(examples, make, 4, num_gpus=2, batch_size=2, accumulate_steps=2), one)
     assert not np.allclose(train(examples, make, 4, seed=1)[0], one[0])
-
-
-def test_dropout_resumes_exactly(examples, tmp_path):
-    """And copies of the variables stay the same, those of the random numbers' states and constrained ones included."""
-    task = workload(examples, small(0.5, constraint=keras.constraints.UnitNorm(axis=[0, 1, 2])))
-
-    def run(name, *hooks):
-        mirrored = dict(variable_update="mirrored", check_mirrors_every_steps=1)
-        given = dict(train_dir=str(tmp_path / name), max_steps=6, save_every_steps=2, num_gpus=2, batch_size=4)
-        tower_train.train(task, Config(device="cpu", summary_every_steps=0, **given, **mirrored), hooks)
-        return jobs.variables(tmp_path / name)
-
-    whole = run("whole", jobs.copy_after(3, tmp_path / "whole", tmp_path / "resumed"))
-    assert jobs.saved_steps(tmp_path / "resumed") == [2]
-    jobs.assert_identical(run("resumed"), whole)

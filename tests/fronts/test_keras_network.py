@@ -1,17 +1,14 @@
 """keras_network: what Keras computes, by the towers' rules."""
 
-import jobs
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 import trainings
-from keras_workload import CLASSES, SIZE, drawing, images, opened, small, train, workload
+from keras_workload import CLASSES, SIZE, drawing, images, opened, small, train
 
 import tower_train
 from tower_train import errors, layers
-from tower_train.config import Config, ExportOptions
-from tower_train.inference import saved_model
 
 v1 = tf.compat.v1
 SLOTS = {"Momentum", "ExponentialMovingAverage"}
@@ -36,23 +33,6 @@ def test_towers_match_one_tower(examples):
     for num_towers, update in ((2, "mirrored"), (4, "cpu")):
         options |= dict(num_gpus=num_towers, batch_size=8 // num_towers, variable_update=update)
         trainings.assert_same(train(examples, small(), **options), one)
-
-
-def test_towers_match_one_tower_in_a_network_of_keras_applications(examples):
-    """Its first five blocks, of which all are alike."""
-    rng = np.random.default_rng(0)
-    values = rng.normal(size=[16, 32, 32, 3]).astype(np.float32)
-    examples = tower_train.Examples.from_arrays("images", values, rng.integers(0, CLASSES, 16), ["a", "b", "c"])
-
-    def make():
-        base = keras.applications.MobileNet(input_shape=[32, 32, 3], alpha=0.25, include_top=False, weights=None)
-        features = keras.layers.GlobalAveragePooling2D()(base.get_layer("conv_pw_5_relu").output)
-        return keras.Model(base.input, keras.layers.Dense(CLASSES)(features))
-
-    options = dict(steps=2, freeze_until="conv_pw_3_relu", sync_batch_norm=True)
-    one = train(examples, make, **options)
-    trainings.assert_same(train(examples, make, num_gpus=2, batch_size=4, **options), one)
-    assert "conv_pw_4_bn/moving_mean/ExponentialMovingAverage" in one[1]
 
 
 def adamw():
@@ -121,20 +101,6 @@ def test_layers_with_tables_look_up_in_each_graph_what_keras_does():
         session.run([v1.global_variables_initializer(), v1.tables_initializer()])
         found = session.run(outputs)
     np.testing.assert_allclose(found, model(tf.constant(words)), rtol=1e-6)
-
-
-def test_an_exported_network_with_tables_looks_up_what_keras_does(tmp_path):
-    words = np.array([[b"cat"], [b"dog"], [b"bird"], [b"cow"]] * 4)
-    texts = tower_train.Examples.from_arrays("words", words, np.arange(16) % CLASSES, ["a", "b", "c"])
-    task, folder = workload(texts, with_tables), tmp_path / "export"
-    tower_train.train(task, Config(train_dir=str(tmp_path / "run"), max_steps=3, batch_size=4, num_gpus=2, device="cpu",
-                                   ema=0.0, check_data=False, summary_every_steps=0))  # fmt: skip
-    saved_model.export(ExportOptions(train_dir=str(tmp_path / "run")), folder, task)
-    served = tf.saved_model.load(str(folder)).signatures["serving_default"](features=tf.constant(words))
-    trained, model = jobs.variables(tmp_path / "run"), with_tables()
-    names = [*(f"embedding{i}/embeddings" for i in ("", "_1", "_2")), "dense/kernel", "dense/bias"]
-    model.set_weights([trained[name] for name in names])
-    np.testing.assert_allclose(served["logits"], model(tf.constant(words)), rtol=1e-5, atol=1e-6)
 
 
 def test_initial_values_follow_the_seed_and_the_names_only(examples):

@@ -29,7 +29,6 @@ TOWERS = 2
 rng = np.random.default_rng(0)
 X, Y, WEIGHTS = rng.normal(size=[EXAMPLES, 4]), rng.integers(0, 3, EXAMPLES), rng.random(EXAMPLES)
 WORDS = rng.integers(0, 7, [EXAMPLES, 5])
-UNSEEDED = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(EXAMPLES).batch(BATCH)
 
 
 class AddsLosses(layers.Layer):
@@ -39,43 +38,43 @@ class AddsLosses(layers.Layer):
         return inputs
 
 
-def two_outputs():
+def build():
     words, features = keras.Input([5], dtype="int32", name="words"), keras.Input([4], name="features")
     embedded = layers.GlobalAveragePooling1D()(layers.Embedding(7, 3, mask_zero=True)(words))
-    hidden = AddsLosses()(layers.concatenate([embedded, features]))
-    classes = layers.Dense(3, name="classes", kernel_regularizer="l2")(hidden)
+    hidden = AddsLosses()(layers.BatchNormalization()(layers.concatenate([embedded, features])))
+    classes = layers.Dense(3, name="classes", kernel_regularizer="l2")(layers.Dropout(0.3)(hidden))
     model = keras.Model({"words": words, "features": features}, [classes, layers.Dense(1, name="number")(hidden)])
     losses = {"classes": CROSS_ENTROPY, "number": "mse"}
     return model, dict(optimizer=keras.optimizers.Adam(0.01), loss=losses, metrics={"classes": "accuracy"})
 
 
-def with_state():
-    middle = [layers.BatchNormalization(), layers.Dropout(0.3)]
-    model = keras.Sequential([keras.Input([4]), layers.Dense(5, "tanh"), *middle, layers.Dense(3)])
-    return model, dict(optimizer=keras.optimizers.SGD(0.02, momentum=0.9), loss=CROSS_ENTROPY, metrics=["accuracy"])
+def examples_of(features=X, classes=Y):
+    return dict(x={"words": WORDS[: len(features)], "features": features}, y=[classes, features[:, :1]])
+
+
+UNSEEDED = tf.data.Dataset.from_tensor_slices((examples_of()["x"], (Y, X[:, :1]))).shuffle(EXAMPLES).batch(BATCH)
 
 
 class Trial:
     """A model that all workers train; their initial weights and random states differ."""
 
-    def __init__(self, build, towers=1):
-        self.cluster, self._build = tower_train.cluster.current(), build
-        self.towers = towers * self.cluster.size
+    def __init__(self):
+        self.cluster = tower_train.cluster.current()
         keras.utils.set_random_seed(self.cluster.rank)
         self.model, compiled = build()
-        self.parallel = tower_train.multi_gpu_model(self.model, gpus=towers)
+        self.parallel = tower_train.multi_gpu_model(self.model, gpus=1)
         self.parallel.compile(**compiled)
 
-    def compare(self, name, found, as_towers, **data):
-        """Prints what the workers have come to, and in the chief how that differs from what it comes to alone."""
-        differences = self._differences(found, as_towers, data) if self.cluster.is_chief else {}
+    def compare(self, found, **data):
+        """Prints what the workers have come to, and in the chief how that differs from as many towers of one."""
+        differences = self._differences(found, data) if self.cluster.is_chief else {}
         steps = int(self.parallel.optimizer.iterations.numpy())
-        report(name=name, weights=_checksum(self.model.get_weights()), history=found, steps=steps, **differences)
+        report(name="trained", weights=_checksum(self.model.get_weights()), history=found, steps=steps, **differences)
 
-    def _differences(self, found, as_towers, data):
+    def _differences(self, found, data):
         keras.utils.set_random_seed(0)
-        alone, compiled = self._build()
-        trained = TowerModel(alone, ("/cpu:0",) * self.towers, "/cpu:0") if as_towers else alone
+        alone, compiled = build()
+        trained = TowerModel(alone, ("/cpu:0",) * self.cluster.size, "/cpu:0")
         trained.compile(**compiled)
         expected = trained.fit(**data, verbose=0).history
         assert {*found} == {*expected}
@@ -93,29 +92,21 @@ def _largest_difference(pairs):
     return max(np.abs(np.subtract(a, b, dtype=float)).max() for a, b in pairs)
 
 
-def outputs_and_losses():
-    """Trains as plain Keras does, in batches that Keras shuffles."""
-    trial = Trial(two_outputs, TOWERS)
-    data = dict(x={"words": WORDS, "features": X}, y=[Y, X[:, :1]], sample_weight=[WEIGHTS, WEIGHTS])
-    data |= dict(batch_size=BATCH, epochs=EPOCHS)
-    trial.compare("two outputs", trial.parallel.fit(**data, verbose=0).history, False, **data)
-    return trial, data
-
-
 def state(folder):
     """Trains two epochs, and once the weights are lost goes on from their backup."""
-    trial = Trial(with_state)
+    trial = Trial()
     folder = folder / f"of worker {trial.cluster.rank}"
     folder.mkdir()
-    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
-    data = dict(x=dataset, class_weight={0: 1.0, 1: 2.0, 2: 0.5}, validation_data=(X, Y, WEIGHTS))
+    x, y = examples_of().values()
+    weights = (WEIGHTS, WEIGHTS[::-1])
+    data = dict(x=tf.data.Dataset.from_tensor_slices((x, tuple(y), weights)).batch(BATCH), validation_data=(x, y))
     writers = [callbacks.ModelCheckpoint(folder / "{epoch}.keras"), callbacks.CSVLogger(folder / "log.csv")]
     writers.append(callbacks.BackupAndRestore(folder / "backup", delete_checkpoint=False))
     for epochs in (2, EPOCHS):
         history = trial.parallel.fit(**data, epochs=epochs, callbacks=writers, verbose=2).history
         if epochs == 2:
             trial.parallel.set_weights([weight + trial.cluster.rank for weight in trial.parallel.get_weights()])
-    trial.compare("with state", history, True, **data, epochs=EPOCHS)
+    trial.compare(history, **data, epochs=EPOCHS)
     report(files=sorted(os.listdir(folder)))
     return trial
 
@@ -146,7 +137,7 @@ def examples(names):
             model = example.build()
             wrapped = wrap(model)
             wrapped.compile(**example.compiled())
-            wrapped.fit(**example.data(), shuffle=False, verbose=0)
+            wrapped.fit(**example.data(), verbose=0)  # shuffled, as Keras does
             return model.get_weights()
 
         weights = trained(lambda model: tower_train.multi_gpu_model(model, gpus=1))
@@ -159,35 +150,35 @@ def examples(names):
 
 def disagree(trial):
     """Calls fit with arguments or data that differ between the workers."""
-    rank = trial.cluster.rank
-    pieces = ((X[:9], Y[:9]) for _ in range(3 + rank))  # whose number nobody knows
-    another_order = dict(x=X, y=np.roll(Y, rank), shuffle=False, epochs=EPOCHS)
-    differing = dict(x=X, y=Y, batch_size=8 + rank), dict(x=X[rank:], y=Y[rank:]), dict(x=pieces, epochs=EPOCHS)
-    for data in (*differing, another_order, dict(x=UNSEEDED, epochs=EPOCHS)):
-        try:  # Keras goes on counting the epochs of the backup
-            trial.parallel.fit(verbose=0, **data)
-        except errors.ConfigError as error:
-            report(refused=str(error))
-    for data in (
-        dict(x=X + (np.arange(46) == 40)[:, None] * rank, y=Y, batch_size=46),
-        dict(x=X, y=Y, validation_data=(X - rank, Y)),
+    rank, fit = trial.cluster.rank, trial.parallel.fit
+    first = tuple(examples_of(X[:9], Y[:9]).values())
+    pieces = ((first[0], tuple(first[1])) for _ in range(3 + rank))  # whose number nobody knows
+    one_image = X + (np.arange(EXAMPLES) == 40)[:, None] * rank
+    for given in (
+        examples_of() | dict(batch_size=8 + rank),
+        examples_of(X[rank:], Y[rank:]),
+        dict(x=pieces, epochs=EPOCHS),  # Keras goes on counting the epochs of the backup
+        examples_of(X, np.roll(Y, rank)) | dict(shuffle=False, epochs=EPOCHS),
+        dict(x=UNSEEDED, epochs=EPOCHS),
+        examples_of() | dict(x={"words": WORDS, "features": one_image}, shuffle=False, epochs=EPOCHS, batch_size=46),
+        examples_of() | dict(validation_data=tuple(examples_of(X - rank).values()), shuffle=False, epochs=EPOCHS),
     ):
         try:
-            trial.parallel.fit(verbose=0, shuffle=False, epochs=EPOCHS, **data)
+            fit(verbose=0, **given)
         except errors.ConfigError as error:
-            report(other_data=str(error))
-    found = trial.parallel.evaluate(X, Y, batch_size=BATCH, verbose=0, return_dict=True)
-    outputs = trial.parallel.predict(X, batch_size=BATCH, verbose=0)
-    accuracy = float(np.mean(np.argmax(outputs, axis=1) == Y))
-    report(name="evaluated", found=found, accuracy=accuracy)
+            report(refused=str(error))
+    found = trial.parallel.evaluate(**examples_of(), batch_size=BATCH, verbose=0, return_dict=True)
+    outputs, _ = trial.parallel.predict(examples_of()["x"], batch_size=BATCH, verbose=0)
+    report(name="evaluated", found=found, accuracy=float(np.mean(np.argmax(outputs, axis=1) == Y)))
 
 
-def die(trial, data):
+def die(trial):
     def end(epoch, logs):
         if trial.cluster.rank == trial.cluster.size - 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    trial.parallel.fit(**data, verbose=0, callbacks=[callbacks.LambdaCallback(on_epoch_end=end)])
+    ending = callbacks.LambdaCallback(on_epoch_end=end)
+    trial.parallel.fit(**examples_of(), verbose=0, epochs=2 * EPOCHS, callbacks=[ending])
 
 
 def report(**what):
@@ -197,13 +188,13 @@ def report(**what):
 def main(folder=None):
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
-    tower_train.cluster.init(gpus=(), worker_timeout_secs=8)
+    tower_train.cluster.init(gpus=(), worker_timeout_secs=5)
     if folder is None:
         return examples(OF_KERAS)
-    disagree(state(pathlib.Path(folder)))
+    disagree(trial := state(pathlib.Path(folder)))
     on_batch()
     examples([name for name, example in OF_KERAS.items() if example.on_workers])
-    return die(*outputs_and_losses())
+    return die(trial)
 
 
 if __name__ == "__main__":

@@ -28,11 +28,12 @@ def initializer_of(variable: keras.Variable, assigned: tf.Tensor | None):
         assigned = variable.value
     if assigned is not None:
         return constant(np.asarray(assigned))
-    return _SeedState() if compat.is_seed_state(variable) else _SeededLater(initializer)
+    return _SeededLater(None if compat.is_seed_state(variable) else initializer)
 
 
 class _SeededLater:
-    """A Keras initializer that gets its seed from get_variable (see graph/towers.py), unless it has one."""
+    """A Keras initializer, or None for the state of a layer's random numbers, that gets its seed from get_variable (see
+    graph/towers.py), unless it has one."""
 
     seed = None
 
@@ -40,19 +41,12 @@ class _SeededLater:
         self._initializer = initializer
 
     def __call__(self, shape, dtype=None, partition_info=None):
+        if self._initializer is None:
+            return tf.constant([self.seed or 0, 0], dtype)
         get_config = getattr(self._initializer, "get_config", dict)
         if "seed" in get_config() and get_config()["seed"] is None:
             return type(self._initializer).from_config(get_config() | {"seed": self.seed})(shape, dtype)
         return self._initializer(shape, dtype=dtype)
-
-
-class _SeedState:
-    """The initial state of a layer's random numbers."""
-
-    seed = None
-
-    def __call__(self, shape, dtype=None, partition_info=None):
-        return tf.constant([self.seed or 0, 0], dtype)
 
 
 def outside_graph(array: np.ndarray) -> tf.Tensor:

@@ -254,10 +254,16 @@ ALONE = Exchange()
 @functools.cache
 def find() -> Exchange:
     """Returns what this process trains with, joining its cluster if there is one; raises as cluster.init."""
-    if program.is_initialized():
-        return Workers(program.current()) if program.current().size > 1 else ALONE
-    task = find_task(None, None)
-    return ALONE if task.is_alone else Workers(program.init(gpus=(), task=task))
+    if not program.is_initialized():
+        try:
+            task = find_task(None, None)
+        except errors.ConfigError:
+            program.leave_by_status()  # in one line, also of a task that trains nothing, such as an evaluator
+            raise
+        if task.is_alone:
+            return ALONE
+        program.init(gpus=(), task=task)
+    return Workers(program.current()) if program.current().size > 1 else ALONE
 
 
 def _words(message: bytes) -> np.ndarray:

@@ -16,7 +16,7 @@ _EAGERLY = (
     "run_eagerly=True: the towers' step is a graph. Debug the model itself, model.fit(...), which trains the same; or "
     "leave it out."
 )
-_noted: list[bool] = []  # whether `fit` has said that there is `check`
+_CHECK = "parallel_model.check(x, y) shows on a few examples that towers train what one device trains."
 
 
 class TowerModel(keras.Model):
@@ -176,11 +176,8 @@ def _together(name: str):
 
     @functools.wraps(method := getattr(keras.Model, name))
     def of_all(self, *args, **kwargs):
-        if name == "fit" and not _noted and len(self.towers) * self._exchange.size > 1:
-            _noted.append(True)
-            console.notice(
-                "parallel_model.check(x, y) shows on a few examples that towers train what one device trains."
-            )
+        if name == "fit" and len(self.towers) * self._exchange.size > 1:
+            console.notice_once(_CHECK, _CHECK)
         return together.call(self._exchange, method, self, args, kwargs)
 
     return of_all
