@@ -177,7 +177,7 @@ def _together(name: str):
     @functools.wraps(method := getattr(keras.Model, name))
     def of_all(self, *args, **kwargs):
         if name == "fit" and len(self.towers) * self._exchange.size > 1:
-            console.notice_once(_CHECK, _CHECK)
+            console.notice_once(TowerModel, _CHECK)
         return together.call(self._exchange, method, self, args, kwargs)
 
     return of_all
