@@ -197,31 +197,22 @@ def test_draws_are_taken_from_elsewhere_where_there_are_any():
         def dropout(self, inputs, rate, noise_shape):
             return inputs * rate
 
-    asked, seeds = [], keras.random.SeedGenerator(1)
+    random, seeds, asked = keras.random, keras.random.SeedGenerator(1), []
 
     def draws(seed, shape):
-        asked.append((seed, list(tf.get_static_value(tf.convert_to_tensor(shape)))))
+        asked.append((compat.seed_state(seed), list(tf.get_static_value(tf.convert_to_tensor(shape)))))
         return None if isinstance(seed, int) else Halves()
 
-    def drawn():
-        x = tf.ones([2, 3])
-        return [
-            keras.random.uniform([2, 3], 1, 5, seed=seeds), keras.random.normal([2, 3], 1, 5),
-            keras.random.randint([2], 3, 8, seed=seeds), keras.layers.Dropout(0.25)(x, training=True),
-            keras.layers.Dropout(0.25, noise_shape=(None, 1))(x, training=True), keras.random.uniform([2], seed=4),
-        ]  # fmt: skip
-
     with compat.drawn_otherwise(draws):
-        found = drawn()
-    for value, expected in zip(found, [3, 3.5, 5, 0.25, 0.25], strict=False):
-        np.testing.assert_array_equal(value, np.full(value.shape, expected))
-    assert [shape for _, shape in asked] == [[2, 3], [2, 3], [2], [2, 3], [2, 1], [2]]
-    assert compat.seed_state(asked[0][0]) is seeds.state and asked[1][0] is None and compat.seed_state(4) is None
-    np.testing.assert_array_equal(found[-1], keras.random.uniform([2], seed=4))
-    assert np.ptp(drawn()[0]) > 0
-    before = seeds.state.numpy()
-    drawn()
-    assert list(seeds.state.numpy() - before) == [0, 2]
+        found = [
+            random.uniform([2, 3], 1, 5, seed=seeds), random.normal([2, 3], 1, 5), random.randint([2], 3, 8),
+            keras.layers.Dropout(0.25, noise_shape=(None, 1))(tf.ones([2, 3]), training=True),
+            random.uniform([2], seed=4),
+        ]  # fmt: skip
+    for value, expected in zip(found, [3, 3.5, 5, 0.25, random.uniform([2], seed=4)], strict=True):
+        np.testing.assert_array_equal(value, np.broadcast_to(expected, value.shape))
+    assert [shape for _, shape in asked] == [[2, 3], [2, 3], [2], [2, 1], [2]]
+    assert asked[0][0] is seeds.state and asked[1][0] is None and asked[4][0] is None
 
 
 def test_draws_for_more_rows_are_those_of_the_whole_that_are_kept():

@@ -28,7 +28,7 @@ def place(gpus: int | Sequence[int] | None, argument: str, in_session: bool = Fa
     """
     devices.let_memory_grow(tf.config.get_visible_devices("GPU"))
     here = [device.name for device in tf.config.list_logical_devices("GPU")]
-    is_list = isinstance(gpus, (Sequence, np.ndarray)) and not isinstance(gpus, str)
+    is_list = isinstance(gpus, (Sequence, np.ndarray))  # whatever it is of
     count = max(len(here), 1) if gpus is None else gpus
     ids = list(gpus) if is_list else range(count) if _is_count(count) else []
     if not ids or not all(map(_is_count, ids)):
