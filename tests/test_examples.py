@@ -10,55 +10,53 @@ import values
 from tower_train.errors import ConfigError, DataError, GraphError
 from tower_train.examples import DataRequest, Examples
 
-
-class TestFromArrays:
-    FEATURES, LABELS = np.arange(12.0).reshape(6, 2), np.array([0, 1, 1, 0, 0, 1])
-
-    def test_examples_are_fetched_by_index(self):
-        examples = Examples.from_arrays("mine", self.FEATURES, self.LABELS, ["no", "yes"])
-        assert (examples.name, examples.num_examples, examples.class_names) == ("mine", 6, ("no", "yes"))
-        features, labels = values.fetched(examples, [5, 0, 5])
-        np.testing.assert_array_equal(features, self.FEATURES[[5, 0, 5]])
-        np.testing.assert_array_equal(labels, [1, 0, 1])
-
-    def test_shapes_are_static_and_the_arrays_are_not_in_the_graph(self):
-        with tf.Graph().as_default() as graph:
-            features, labels = Examples.from_arrays("big", np.zeros([10_000, 20]), np.zeros(10_000)).open()(tf.range(3))
-            assert (features.shape, labels.shape) == ((3, 20), (3,))
-            assert len(graph.as_graph_def().SerializeToString()) < 10_000
-
-    @pytest.mark.parametrize(
-        ("labels", "reason"),
-        [
-            ([0.0] * 6, r"labels are float64 of shape \(6,\)"),
-            ([True] * 6, r"labels are bool of shape \(6,\)"),
-            ([[0]] * 6, r"labels are int64 of shape \(6, 1\)"),
-            ([[0, 1]] * 6, r"labels are int64 of shape \(6, 2\).*as labels.argmax\(axis=1\) makes them"),
-            ([0, 1, 2, 0, 0, 5], "there is a label 2; labels are 0 to 1"),
-            ([0, 1, -1, 0, 0, 0], "there is a label -1; labels are 0 to 1"),
-        ],
-    )
-    def test_labels_that_are_no_classes_are_refused_where_classes_have_names(self, labels, reason):
-        with pytest.raises(DataError, match=f"^mine: {reason}"):
-            Examples.from_arrays("mine", self.FEATURES, np.array(labels), ["no", "yes"])
-        Examples.from_arrays("mine", self.FEATURES, np.array(labels))
-
-    @pytest.mark.parametrize(("features", "labels"), [((3, 2), (4,)), ((0, 2), (0,)), ((), ()), ((3,), ())])
-    def test_arrays_of_different_or_no_length_are_refused_with_their_shapes(self, features, labels):
-        with pytest.raises(DataError) as error:
-            Examples.from_arrays("mine", np.zeros(features), np.zeros(labels))
-        assert str(error.value).startswith(f"mine: got features of shape {features} and labels of shape {labels};")
-
-    def test_dictionaries_and_text_come_back_as_such(self):
-        texts = np.array(["a", "bc", "", "d", "e", "f"], object)
-        examples = Examples.from_arrays("mine", {"x": self.FEATURES, "of": texts}, self.LABELS, weights=self.LABELS + 1)
-        features, labels = examples.first(2)
-        np.testing.assert_array_equal(features["x"], self.FEATURES[:2])
-        assert features["of"].tolist() == [b"a", b"bc"]
-        np.testing.assert_array_equal(labels.weights, [1, 2])
-
-
 ROWS, CLASSES = np.arange(12.0).reshape(6, 2), np.array([0, 1, 1, 0, 0, 1])
+
+
+def test_arrays_are_fetched_by_index_and_are_not_in_the_graph():
+    examples = Examples.from_arrays("mine", ROWS, CLASSES, ["no", "yes"])
+    assert (examples.name, examples.num_examples, examples.class_names) == ("mine", 6, ("no", "yes"))
+    features, labels = values.fetched(examples, [5, 0, 5])
+    np.testing.assert_array_equal(features, ROWS[[5, 0, 5]])
+    np.testing.assert_array_equal(labels, [1, 0, 1])
+    with tf.Graph().as_default() as graph:
+        features, labels = Examples.from_arrays("big", np.zeros([10_000, 20]), np.zeros(10_000)).open()(tf.range(3))
+        assert (features.shape, labels.shape) == ((3, 20), (3,))
+        assert len(graph.as_graph_def().SerializeToString()) < 10_000
+
+
+def test_dictionaries_and_text_come_back_as_such():
+    texts = np.array(["a", "bc", "", "d", "e", "f"], object)
+    features, labels = Examples.from_arrays("mine", {"x": ROWS, "of": texts}, CLASSES, weights=CLASSES + 1).first(2)
+    np.testing.assert_array_equal(features["x"], ROWS[:2])
+    assert features["of"].tolist() == [b"a", b"bc"]
+    np.testing.assert_array_equal(labels.weights, [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("labels", "reason"),
+    [
+        ([0.0] * 6, r"labels are float64 of shape \(6,\)"),
+        ([True] * 6, r"labels are bool of shape \(6,\)"),
+        ([[0]] * 6, r"labels are int64 of shape \(6, 1\)"),
+        ([[0, 1]] * 6, r"labels are int64 of shape \(6, 2\).*as labels.argmax\(axis=1\) makes them"),
+        ([0, 1, 2, 0, 0, 5], "there is a label 2; labels are 0 to 1"),
+        ([0, 1, -1, 0, 0, 0], "there is a label -1; labels are 0 to 1"),
+    ],
+)
+def test_labels_that_are_no_classes_are_refused_where_classes_have_names(labels, reason):
+    with pytest.raises(DataError, match=f"^mine: {reason}"):
+        Examples.from_arrays("mine", ROWS, np.array(labels), ["no", "yes"])
+    Examples.from_arrays("mine", ROWS, np.array(labels))
+
+
+@pytest.mark.parametrize(("features", "labels"), [((3, 2), (4,)), ((0, 2), (0,)), ((), ()), ((3,), ())])
+def test_arrays_of_different_or_no_length_are_refused_with_their_shapes(features, labels):
+    with pytest.raises(DataError) as error:
+        Examples.from_arrays("mine", np.zeros(features), np.zeros(labels))
+    assert str(error.value).startswith(f"mine: got features of shape {features} and labels of shape {labels};")
+
+
 NUMPY = {
     "an index": lambda indices: (ROWS[indices], CLASSES[indices]),
     "a loop": lambda indices: ([ROWS[i] for i in indices], [CLASSES[i] for i in indices]),

@@ -17,15 +17,6 @@ from tower_train.workload import Examples, Workload
 v1 = tf.compat.v1
 
 
-def build(workload, batches, dtype=tf.float32):
-    """The outputs of a tower for each batch of features, on the CPU, in the default graph."""
-    variables = Variables()
-    return [
-        trained_outputs(workload, features, dtype, variables, Tower(i, "/cpu:0"), Draws("test"))
-        for i, features in enumerate(batches)
-    ]
-
-
 def linear(features, training):
     return features @ v1.get_variable("weights", [4, 4])
 
@@ -39,8 +30,11 @@ def graph():
 def viewed(views, inference=linear, dtype=tf.float64):
     """The outputs of two towers on float64 features [2, 4] that differ."""
     batches = [tf.reshape(tf.range(8.0, dtype=tf.float64), [2, 4]) + i for i in (0, 9)]
-    workload = Workload("toy", None, inference, test_time_augmentation=views)
-    return build(workload, batches, dtype)
+    workload, variables = Workload("toy", None, inference, test_time_augmentation=views), Variables()
+    return [
+        trained_outputs(workload, features, dtype, variables, Tower(i, "/cpu:0"), Draws("test"))
+        for i, features in enumerate(batches)
+    ]
 
 
 def test_outputs_are_the_weighted_mean_over_views_of_one_network(graph):
