@@ -145,10 +145,11 @@ def place(tmp_path, monkeypatch, cifar10_dir):
 
 
 def smaller(words, places):
-    """A command line of the trainer or the benchmark with two steps, small batches and few systems."""
+    """A command line of the trainer or the benchmark with a step, two towers, small batches and few systems."""
     given = dict(re.findall(r"^--(\w+)=(.*)$", "\n".join(words), re.MULTILINE))
     if words[0] == "tower_train":
-        changed = {"max_steps": 2, "batch_size": 2, "epochs": None, "eval_at_end": False, "check_towers": "never"}
+        changed = {"max_steps": 1, "batch_size": 2, "epochs": None, "eval_at_end": False, "check_towers": "never"}
+        changed |= {"num_gpus": 2} if "num_gpus" in given else {}
         changed["log_every_steps"] = 1
         if "--keep_best" in words:
             changed["eval_every_steps"] = 1

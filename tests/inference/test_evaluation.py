@@ -134,6 +134,17 @@ def test_a_run_from_python_is_evaluated_with_its_workload_named(tmp_path):
     assert found.data == "toy test"
 
 
+def test_a_data_dir_takes_the_place_of_the_runs(run):
+    asked = []
+
+    def examples(request):
+        asked.append(request.data_dir)
+        return toy_workload.load(request)
+
+    evaluate(run, dataclasses.replace(toy_workload.WORKLOAD, examples=examples), data_dir="/elsewhere")
+    assert set(asked) == {"/elsewhere"}
+
+
 def _renamed(request):
     return dataclasses.replace(toy_workload.load(request), name=f"renamed {request.split}")
 
