@@ -131,6 +131,13 @@ class Programs:
         return tf.nn.batch_normalization(hidden, mean, variance, None, None, 1e-3) @ weight("b", [8, 3], x.dtype)
 
     @program()
+    def fused_batch_normalisation_of_keras_2(x, training):
+        scale, offset = weight("scale", [4], x.dtype, v1.ones_initializer()), weight("offset", [4], x.dtype)
+        moving, images = [state(name, [4], x.dtype) for name in "mv"], tf.reshape(x, [-1, 1, 1, 4])
+        images, *_ = v1.nn.fused_batch_norm(images, scale, offset, *moving, exponential_avg_factor=None)
+        return plain(tf.reshape(images, [-1, 4]), training)
+
+    @program()
     def regularization_losses(x, training):
         weights = weight("a", [4, 3], x.dtype)
         v1.add_to_collection(v1.GraphKeys.REGULARIZATION_LOSSES, 0.1 * tf.nn.l2_loss(weights))

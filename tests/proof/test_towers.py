@@ -68,6 +68,14 @@ def test_an_operation_without_a_kernel_for_float64_is_compared_in_float32(capsys
     assert "comparing 2 with 1, for about" in capsys.readouterr().out
 
 
+def test_variables_beyond_memory_are_compared_in_float32(monkeypatch):
+    numbers = 3 * (4 * 8 + 8 + 8 * 3 + 3) + 2  # weights, momenta, moving averages; counters of steps and examples
+    monkeypatch.setattr(towers.host, "free_memory", lambda: 64 * numbers - 1)
+    assert compared(plain).line.endswith(f"In float64: {numbers} numbers in variables would take 0 GiB of memory")
+    monkeypatch.setattr(towers.host, "free_memory", lambda: 64 * numbers)
+    assert compared(plain).dtype == "float64"
+
+
 def test_heavy_steps_are_fewer_and_smaller(monkeypatch):
     monkeypatch.setattr(towers, "_HEAVY", 4 * 8 + 8 * 3 - 1)  # the multiplications of `plain` less one
     assert (compared(plain).steps, compared(plain).examples) == (2, 2)

@@ -64,7 +64,7 @@ def _fused_batch_norm(
     is_training=True, name=None, exponential_avg_factor=1.0,
 ):  # fmt: skip
     is_of_tower = context.current().statistics is not None and x.shape[0] != 1
-    if not is_training or not is_of_tower or exponential_avg_factor != 1.0:
+    if not is_training or not is_of_tower or exponential_avg_factor not in (None, 1.0):
         return plain(x, scale, offset, mean, variance, epsilon, data_format, is_training, name, exponential_avg_factor)
     axis = 1 if data_format.startswith("NC") else x.shape.rank - 1
     axes = [each for each in range(x.shape.rank) if each != axis]

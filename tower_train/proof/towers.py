@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tower_train import errors
+from tower_train import errors, host
 from tower_train.config import Config
 from tower_train.console import ProgressBar, say
 from tower_train.examples import Examples
@@ -117,8 +117,8 @@ def compare_towers(workload: Workload, examples: Examples, config: Config, graph
     each = min((2 if workload.mix else 1) if is_large and not normalizes else 4, graph.layout.tower_batch)
     several, one = _configs(config, graph, normalizes, each)
     examples = _at_hand(examples, steps * several.global_batch)
-    refusals: list[Exception] = []
-    for dtype in dict.fromkeys(["float64", "float32", config.dtype]):
+    refusals: list[Exception] = _beyond_memory(graph)
+    for dtype in dict.fromkeys(["float64", "float32", config.dtype][len(refusals) :]):
         try:
             with ProgressBar(_columns, total=2 + 3 * steps) as bar:
                 trials = []
@@ -153,6 +153,15 @@ def _is_large(graph: TrainingGraph) -> bool:
         if is_forward and op.type.endswith(("MatMul", "Conv2D", "Conv3D")):  # products with each row of the weights
             products += (op.outputs[0].shape.num_elements() or 0) * (op.inputs[1].shape[:-1].num_elements() or 0)
     return len(ops) > _LARGE or products > _HEAVY * graph.layout.tower_batch
+
+
+def _beyond_memory(graph: TrainingGraph) -> list[Exception]:
+    """Returns why float64 cannot be: the variables of three trainings, and what is fetched of each, have no place."""
+    numbers = sum(variable.shape.num_elements() or 0 for variable in graph.saved.variables)
+    needed = 64 * numbers  # eight times, as seen, of 8 bytes
+    if needed <= (host.free_memory() or needed):
+        return []
+    return [MemoryError(f"{numbers:,} numbers in variables would take {needed / 2**30:.0f} GiB of memory")]
 
 
 def _columns(progress) -> list:
