@@ -1,12 +1,15 @@
 """The exchange of workers' statuses and states on the chief's server."""
 
+import time
+
 import clusters
 import pytest
 import tensorflow as tf
 
 from tower_train import errors
 from tower_train.cluster.board import Board, WorkerStatus
-from tower_train.cluster.task import Task
+from tower_train.cluster.heartbeat import Heartbeat
+from tower_train.cluster.task import Policy, Task
 
 HOSTS, STARTS = ("a:1", "b:2", "c:3"), ["chief", "a", "b"]
 
@@ -57,3 +60,18 @@ def test_what_others_write_in_a_row_is_ignored_and_named_once(target, capsys):
     assert list(boards[2].exchange(None)) == [WorkerStatus("chief"), WorkerStatus()]
     expected = "*** Ignored on the status board, as worker 1 (b:2) did not write it: b'no status'\n"
     assert capsys.readouterr().out == expected
+
+
+def test_a_row_of_a_dead_process_is_free_once_a_new_chief_empties_it(target):
+    chief = exchange(target, 0)
+    chief.clear()
+    clusters.write_on_board(target.removeprefix("grpc://"), WorkerStatus("dead").to_json(), [1])
+    beat = Heartbeat(Task(HOSTS, 1), Policy(60.0, 60.0), target, print)
+    beat.start()
+    time.sleep(0.5)  # in which it looks, and takes the other for alive
+    chief.clear()
+    deadline = time.monotonic() + 60
+    while chief.exchange(WorkerStatus("chief"))[1].start_id != beat.status.start_id and time.monotonic() < deadline:
+        time.sleep(0.05)
+    beat.end()
+    assert chief.exchange(None)[1].start_id == beat.status.start_id and not beat.is_displaced

@@ -8,8 +8,10 @@ import trainings
 from tower_train.graph import loss_scale
 
 STEPS, REAL_STEPS = 20, 5
-COMMON = dict(dtype="float64", optimizer="momentum", momentum=0.875, ema=0.9,
-              log_every_steps=1, summary_every_steps=0, save_every_steps=0, check_data=False)  # fmt: skip
+COMMON = dict(
+    dtype="float64", optimizer="momentum", momentum=0.875, ema=0.9, log_every_steps=1, summary_every_steps=0,
+    save_every_steps=0, check_data=False, check_towers="never",
+)  # fmt: skip
 ACCUMULATED = dict(workload="norm_workload", learning_rate=0.05, clip_gradients=0.5, batch_size=3)
 GLOBAL = dict(workload="norm_workload", learning_rate=0.05, clip_gradients=0.5, sync_batch_norm=True)
 REAL = dict(workload="cifar10", learning_rate=0.01, clip_gradients=5.0)
@@ -62,6 +64,7 @@ def test_two_workers_are_one_tower_on_the_reference_network(one_tower, tmp_path,
 def test_two_workers_skip_the_same_steps_and_find_the_same_loss_scale(tmp_path, monkeypatch):
     monkeypatch.setattr(loss_scale, "FIRST", 2.0**18)
     options = COMMON | dict(workload="toy_workload", dtype="float16", learning_rate=0.05, batch_size=8, max_steps=6)
+    options["save_every_steps"] = 2
     clusters.train_together(tmp_path / "two", 2, num_gpus=1, **options)
     jobs.train_toy(tmp_path / "one", num_gpus=2, **options)
     found, expected = jobs.variables(tmp_path / "two", 6), jobs.variables(tmp_path / "one", 6)

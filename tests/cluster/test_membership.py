@@ -17,6 +17,7 @@ from tower_train import errors
 from tower_train.cluster import heartbeat
 from tower_train.cluster.agreement import Agreement
 from tower_train.cluster.task import Policy, Task
+from tower_train.run import prepare
 
 TIMEOUT_SECS = 3
 COMMON = dict(
@@ -117,13 +118,16 @@ def test_a_session_hook_of_one_worker_ends_all_after_the_same_step(tmp_path):
     assert jobs.saved_steps(tmp_path) == [6]
 
 
-def test_all_end_well_where_the_chief_finds_no_gain_and_have_no_more_to_do_after_that(tmp_path):
+def test_all_end_well_where_the_chief_finds_no_gain_and_have_no_more_to_do_after_that(tmp_path, monkeypatch):
+    compared = []
+    monkeypatch.setattr(prepare, "compare_towers", lambda *_: compared.append(1) or "compared")
     options = COMMON | dict(batch_size=6, max_steps=jobs.ENDLESS, learning_rate=1e-30, eval_every_steps=5)
-    options["early_stopping_patience_epochs"] = 1.0
+    options |= dict(early_stopping_patience_epochs=1.0, check_towers="auto")
     first, second = (clusters.train_together(tmp_path, 2, **options) for _ in range(2))
     assert [result.stopped_by for result in first + second] == ["no gain"] * 4
     assert len({result.step for result in first + second}) == 1
     assert [result.loss is None for result in first + second] == [False, False, True, True]
+    assert len(compared) == 2  # at the first start, in each worker
 
 
 def test_who_is_stuck_in_a_step_without_a_missing_worker_leaves_as_it_was_told(monkeypatch):
@@ -143,7 +147,7 @@ def test_who_is_stuck_in_a_step_without_a_missing_worker_leaves_as_it_was_told(m
 
 def test_a_worker_that_fails_before_the_chief_has_started_is_named():
     hosts = clusters.hosts(2)
-    chief, other = (clusters.member(hosts, index, 5.0, 60.0) for index in (0, 1))
+    chief, other = (clusters.member(hosts, index, 4.0, 60.0) for index in (0, 1))
 
     def fail():
         with other:
@@ -151,6 +155,7 @@ def test_a_worker_that_fails_before_the_chief_has_started_is_named():
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
         failed = pool.submit(fail)
+        time.sleep(1.6)
         with pytest.raises(errors.WorkerError, match=r"worker 1 .*: no files here"), chief:
             chief.agree(dict, 0, 0)
         with pytest.raises(errors.DataError):
@@ -203,8 +208,9 @@ def test_two_trainings_of_one_process_may_differ():
                 return member.agree(lambda: about, 3, 9), member.leave("last step")
 
         with concurrent.futures.ThreadPoolExecutor() as pool:
-            both = pool.submit(train, members[1]), pool.submit(time.sleep, 0.3), pool.submit(train, members[0])
-            assert [each.result(jobs.WAIT_SECS) for each in both[::2]] == [((3, 9), "last step")] * 2
+            other = pool.submit(train, members[1])
+            time.sleep(0.5)  # in which it reads what the chief wrote last
+            assert [train(members[0]), other.result(jobs.WAIT_SECS)] == [((3, 9), "last step")] * 2
 
 
 @pytest.mark.parametrize(("kind", "text"), [

@@ -66,7 +66,7 @@ def test_a_tensor_that_two_hooks_feed_is_refused(tmp_path):
         def begin(self):
             self.number, self.doubled = first.number, first.doubled
 
-    with pytest.raises(RuntimeError, match="two session hooks feed the same tensor: "):
+    with pytest.raises(RuntimeError, match="two session hooks feed the same tensor: Tensor"):
         jobs.train_toy(tmp_path, [first, Second()], max_steps=2)
 
 

@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import shlex
+import sys
 import threading
 import time
 import types
@@ -13,6 +14,7 @@ import types
 import jobs
 import pytest
 import tensorflow as tf
+import toy_workload
 
 from tower_train import Config, train
 from tower_train.graph import transfer
@@ -210,6 +212,11 @@ def test_a_rate_that_is_not_known_yet_is_left_out(tmp_path, capsys):
     result = jobs.train_toy(tmp_path, max_steps=1)
     assert result.examples_per_sec is None
     assert re.search(r"Stopped by last step at step 1 of 1 after \d+\.\d s: loss \d\.\d+\.\n", capsys.readouterr().out)
+
+
+def test_a_workload_is_named_by_its_module_before_the_running_program(monkeypatch):
+    monkeypatch.setattr(sys.modules["__main__"], "MINE", toy_workload.WORKLOAD, raising=False)
+    assert messages.import_path(toy_workload.WORKLOAD) == "toy_workload"
 
 
 PROGRAM = """

@@ -16,10 +16,11 @@ def planes(train_dir):
     found = {}
     for plane in xplane_pb2.XSpace.FromString(path.read_bytes()).planes:
         events = found.setdefault(plane.name, {})
-        steps = [stat.id for stat in plane.stat_metadata.values() if stat.name == "step_num"]
+        names = {stat.id: stat.name for stat in plane.stat_metadata.values()}
         for line in plane.lines:
             for event in line.events:
-                numbers = [stat.int64_value for stat in event.stats if stat.metadata_id in steps]
+                values = {names[stat.metadata_id]: stat.int64_value for stat in event.stats}
+                numbers = [values["step_num"]] if "step_num" in values and values.get("_r") == 1 else []
                 events.setdefault(plane.event_metadata[event.metadata_id].name, []).extend(numbers)
     return found
 

@@ -64,6 +64,14 @@ def test_an_image_that_is_not_square_is_drawn_in_the_middle_of_its_cell(height, 
     assert sorted(set(columns)) == [x + cell for cell in (0, 136) for x in range(left, left + 32 * width)]
 
 
+@pytest.mark.parametrize(("rows", "shown"), [(32, {0, 200}), (256, {100})])
+def test_small_images_show_their_pixels_and_large_ones_are_averaged(rows, shown):
+    """Of rows that are dark and bright in turns."""
+    images = np.broadcast_to(np.uint8(200 * (np.arange(rows) % 2))[:, np.newaxis, np.newaxis], [1, rows, rows // 4, 1])
+    picture = np.array(Image.open(io.BytesIO(sheet.draw(images, np.zeros(1)))))
+    assert set(picture[8 + 32 : 8 + 96, 8 + 64, 0]) == shown
+
+
 @pytest.mark.parametrize(("label", "names", "text"), [
     (1, ("cat", "dog"), "dog"),
     ([0.25, 0.75], ("cat", "dog"), "0.75 dog\n0.25 cat"),

@@ -7,6 +7,7 @@ synced, or so but for one of them, which is the other way.
 
 import json
 import os
+import shutil
 import stat
 import types
 
@@ -108,6 +109,8 @@ def test_a_checkpoint_and_the_list_of_them(run, tmp_path, monkeypatch):
 
 
 def test_the_best_checkpoint_and_the_file_that_names_it(run, tmp_path, monkeypatch):
+    copied, copyfile = [], shutil.copyfile
+    monkeypatch.setattr(shutil, "copyfile", lambda source, to: copied.append(to.suffix) or copyfile(source, to))
     disk, compared = Disk(run, monkeypatch), best.Best(directory.RunDirectory(run), True, 0, 16)
     for step, value in ((5, 0.5), (10, 0.4), (15, 0.6), (20, 0.7)):
         metrics = {"precision": Metric(value, mode="max")}
@@ -121,6 +124,7 @@ def test_the_best_checkpoint_and_the_file_that_names_it(run, tmp_path, monkeypat
         assert checkpoint.damage(path) is None
         return checkpoint.step_of(path)
 
+    assert copied[1::2] == [".index"] * 3  # last, as it makes a checkpoint whole
     steps = in_states(disk, tmp_path / "restored", "best.json", kept)
     assert steps >= {(5, 5), (5, 15), (15, 15), (15, 20), (20, 20)}
 
