@@ -49,6 +49,8 @@ def test_workers_train_what_numpy_trains_on_all_examples_until_one_is_lost_and_n
         outputs = [each.output() for each in workers]
     assert statuses == [status] * (size - 1) + [-9 if fault == "killed" else status], outputs
     assert_named(text, outputs[: size - 1])
+    if fault == "killed":
+        assert_named("Start the program again on every machine", outputs[: size - 1])
     values = [dict(np.load(tmp_path / f"{rank}.npz")) for rank in range(size)]
     w, e, velocity = trained(values[0]["w 0"], values[0]["e 0"], 2 * session_program.STEPS)
     for each in values:

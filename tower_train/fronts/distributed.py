@@ -59,7 +59,6 @@ class DistributedOptimizer(v1.train.Optimizer):
         super().__init__(use_locking=False, name=name or f"Distributed{type(optimizer).__name__}")
         self._optimizer, self._dtype, self._densify = optimizer, dtype, sparse_as_dense
         self._cluster = cluster or current()
-        self._track_trackable(optimizer, "base_optimizer")
 
     apply_gradients, get_slot, get_slot_names, variables = map(
         _of_optimizer, ("apply_gradients", "get_slot", "get_slot_names", "variables")
