@@ -147,11 +147,12 @@ def test_crops_are_resized_as_pillows(height, width, least):
     assert (fallbacks > 0) == (least > 0.5)
 
 
-def test_a_rectangle_of_some_images_is_erased():
-    images = photos(40, (20, 30, 3)).astype(np.float32) + 1
+@pytest.mark.parametrize(("height", "width"), [(30, 12), (12, 30)])
+def test_a_rectangle_of_some_images_is_erased(height, width):
+    images = photos(40, (height, width, 3)).astype(np.float32) + 1
     found = values.of(lambda: augmentation.random_erasing(tf.constant(images), GivenDraws(NUMBERS), 0.5))
     for result, image, numbers in zip(found, images.copy(), NUMBERS, strict=True):
-        chosen = box(numbers, 20, 30, (0.02, 0.33), (1 / 3.3, 1 / 0.3), (19, 29))
+        chosen = box(numbers, height, width, (0.02, 0.33), (1 / 3.3, 1 / 0.3), (height - 1, width - 1))
         if chosen and numbers[0] < 0.5:
             tall, wide, top, left = chosen
             image[top : top + tall, left : left + wide] = 0
