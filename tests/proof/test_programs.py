@@ -131,6 +131,11 @@ class Programs:
         return tf.nn.batch_normalization(hidden, mean, variance, None, None, 1e-3) @ weight("b", [8, 3], x.dtype)
 
     @program()
+    def initializers_of_keras_and_tensorflow_2(x, training):
+        hidden = x @ weight("w", [4, 4], x.dtype, keras.initializers.HeNormal())
+        return plain(hidden @ weight("v", [4, 4], x.dtype, tf.random_normal_initializer()), training)
+
+    @program()
     def fused_batch_normalisation_of_keras_2(x, training):
         scale, offset = weight("scale", [4], x.dtype, v1.ones_initializer()), weight("offset", [4], x.dtype)
         moving, images = [state(name, [4], x.dtype) for name in "mv"], tf.reshape(x, [-1, 1, 1, 4])
