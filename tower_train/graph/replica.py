@@ -186,7 +186,7 @@ def _check_alike(replicas: Sequence[Replica]) -> None:
     for i, calls in enumerate(noted):
         if calls != noted[0]:
             counts, of_first = (collections.Counter(moved) + drawn for moved, drawn in (calls, noted[0]))
-            differing = sorted({name for name, _ in counts.items() ^ of_first.items()})
+            differing = [name for name in counts | of_first if counts[name] != of_first[name]]
             raise errors.GraphError(
                 f"tower_{i} and tower_0 do not compute alike: {', '.join(differing) or 'layers in another order'}. Let "
                 "each call of inference and loss call the same layers, and not within a tf.function, which keeps the "
