@@ -55,9 +55,10 @@ def test_a_script_or_notebook_that_imports_it_first_has_no_lines_of_tensorflows_
         "config = types.SimpleNamespace(list_physical_devices=lambda kind: os.write(2, b'devices'))"
     )
     imports = "import tower_train, tensorflow"
-    (tmp_path / "script.py").write_text(imports)
+    for name, line in {"script": "from tower_train import Config; import tensorflow", "help": imports}.items():
+        (tmp_path / f"{name}.py").write_text(line)
     notebook = f"import sys; sys.modules['ipykernel'] = sys; {imports}"
-    for words, stderr in ((["script.py"], b""), (["-c", notebook], b""), (["-c", imports], b"import")):
+    for words, stderr in ((["script.py"], b""), (["help.py"], b"import"), (["-c", notebook], b"")):
         python = [sys.executable, *words]
         found = subprocess.run(python, cwd=tmp_path, env=jobs.environment(tmp_path), capture_output=True)
         assert (found.returncode, found.stderr) == (0, stderr)

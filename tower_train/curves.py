@@ -31,8 +31,10 @@ def main(argv) -> int:
     if not train_dirs:
         raise errors.ConfigError("No run is named. Give its directory, as the trainer names it in its first lines.")
     stem = options.out or (os.path.join(train_dirs[0], "curves") if len(train_dirs) == 1 else "curves")
-    drawn = curves.save(curves.curves(*train_dirs), stem)
-    console.say(*curves.table(train_dirs), drawn)
+    curves.check_replaceable(stem)
+    figure = curves.curves(*train_dirs)
+    console.say(*curves.table(train_dirs))
+    console.say(curves.save(figure, stem))
     return 0
 
 

@@ -105,8 +105,8 @@ def check_options(argv: Sequence[str]) -> None:
             raise errors.ConfigError(f"--{name}: a range test is of one process, and counts steps. Leave it out.")
 
 
-def draw(rates: Sequence[float], losses: np.ndarray, rate: float, label: str) -> str:
-    """Draws the loss over the rate, and the suggested rate below a label; returns a line that names the file."""
+def draw(rates: np.ndarray, losses: np.ndarray, rate: float, label: str) -> str:
+    """Draws the loss over the option's rates, the suggested one below a label; returns a line that names the file."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.5, 3.4), layout="constrained")
@@ -114,7 +114,7 @@ def draw(rates: Sequence[float], losses: np.ndarray, rate: float, label: str) ->
     axis.plot(rates, losses, color="#0072b2")
     axis.axvline(rate, color="#d55e00", linewidth=1)
     axis.set_title(label, fontsize=10, color="#d55e00")
-    axis.set(xscale="log", xlabel="learning rate", ylabel="loss (moving average)")
+    axis.set(xscale="log", xlabel="--learning_rate", ylabel="loss (moving average)")
     axis.grid(color="#dddddd", linewidth=0.5)
     return curves.save(figure, "find_rate", (".png",))
 
@@ -128,6 +128,7 @@ def main(argv) -> int:
     from tower_train.workload import load
 
     check_options(argv)
+    curves.check_replaceable("find_rate", (".png",))
     asks = any(word.lstrip("-").startswith("max_steps") for word in argv)  # else it may be a recipe's
     steps = config.max_steps if asks else _STEPS
     rates, losses = range_test(load(config.workload).with_options(workload_options), config, steps)
@@ -137,9 +138,11 @@ def main(argv) -> int:
             f"--max_steps={len(rates)}: the loss falls at no rate from {_LOWEST:g} to {_HIGHEST:g}. Give more steps or "
             "a larger batch, and look whether the network can learn at all."
         )
-    chosen = f"--learning_rate={rate / schedule.largest_factor(config):.2g}"
+    factor = schedule.largest_factor(config)  # of the steps' rates over the option
+    chosen = f"--learning_rate={rate / factor:.2g}"
     chosen += f" ({config.optimizer}, {config.global_batch} examples a step)"
-    console.say(f"Rate:     {chosen}", draw(rates, losses, rate, chosen))
+    console.say(f"Rate:     {chosen}")
+    console.say(draw(np.divide(rates, factor), losses, rate / factor, chosen))
     return 0
 
 

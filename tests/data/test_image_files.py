@@ -174,7 +174,7 @@ MISTAKES = [  # files below the root, options, class of the error, words of its 
     ([*(f"below/{name}" for name in BOTH), "a/list.csv"], {}, errors.DataError, "but below in it does"),
     (["train/a_1.png", "train/b_1.png", "test/new_1.png"], dict(labels="names"), errors.DataError, "is of class new"),
     (TWO, dict(labels="none.csv"), errors.DataError, "there is no such file in"),
-    (TWO, dict(labels="two.csv:kind"), errors.DataError, "1.jpg has two classes, a and b"),
+    (TWO, dict(labels="two.csv:kind"), errors.DataError, "1.jpg has a and b as kind"),
     (TWO, dict(labels="one.csv"), errors.DataError, "finds images of 1 classes"),
     (TWO, dict(labels="others.csv"), errors.DataError, "(file, kind) names images below"),
     (TWO, dict(labels="two.csv:Kind"), errors.ConfigError, "such column. Give one of: --labels=two.csv:kind"),

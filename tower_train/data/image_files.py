@@ -244,10 +244,7 @@ def _groups(listing: Listing, directory: pathlib.Path, group_pattern: str) -> li
     if not group_pattern:
         return list(listing.names)
     if re.search(r"\.csv(:|$)", group_pattern):
-        try:
-            table, _ = image_labels.find(directory, group_pattern)  # it has groups where others have classes
-        except errors.UserError as error:
-            raise type(error)(str(error).replace("--labels=", "--group_pattern=")) from None
+        table, _ = image_labels.find(directory, group_pattern, "group_pattern")  # groups where others have classes
         groups = [table.get(os.path.relpath(path, directory)) for path in listing.paths()]
     else:
         try:

@@ -38,7 +38,7 @@ def advice(folder: pathlib.Path, directory: pathlib.Path) -> str:
     return ""
 
 
-def find(directory: pathlib.Path, labels: str) -> tuple[dict[str, str], str]:
+def find(directory: pathlib.Path, labels: str, option: str = "labels") -> tuple[dict[str, str], str]:
     """Finds the classes of all images below a directory.
 
     Args:
@@ -46,6 +46,7 @@ def find(directory: pathlib.Path, labels: str) -> tuple[dict[str, str], str]:
       labels: 'names', by which a class is a file's name up to its last number; or a CSV file with a header, and after a
         colon the name of the column of classes, if there are more than two columns. The column of images is the
         one that names most in its first rows, by their paths or files' names, with or without extension.
+      option: the name, for messages, of the option that gives labels.
 
     Returns:
       {path below the directory: class}, sorted, of the images with a class; and a line on the others.
@@ -65,7 +66,7 @@ def find(directory: pathlib.Path, labels: str) -> tuple[dict[str, str], str]:
         classes = {path: match[1] for path, match in matches.items() if match and match[1]}
         missing = 0
     else:
-        classes, missing = _of_table(directory, labels, paths)
+        classes, missing = _of_table(directory, labels, option, paths)
     notes = [(len(paths) - len(classes), "images without a class"), (missing, "classes without their image")]
     counts = " and ".join(f"{count} {what}" for count, what in notes if count)
     return classes, f"--labels={labels}: {counts} in {directory} left out." if counts else ""
@@ -75,9 +76,9 @@ def _of_name(name: str) -> re.Match | None:
     return _UP_TO_NUMBER.fullmatch(os.path.splitext(readable(name))[0])
 
 
-def _of_table(directory: pathlib.Path, labels: str, paths: list[str]) -> tuple[dict[str, str], int]:
+def _of_table(directory: pathlib.Path, labels: str, option: str, paths: list[str]) -> tuple[dict[str, str], int]:
     """Returns {path: class}, and the number of rows that name no image."""
-    table, column = _table(directory, labels)
+    table, column = _table(directory, labels, option)
     named = {}
     # Of several files of one name the first: test/1.png often has no class, and HAM10000 is often unpacked twice.
     for path in sorted(paths, key=lambda path: not path.startswith("train")):
@@ -89,16 +90,16 @@ def _of_table(directory: pathlib.Path, labels: str, paths: list[str]) -> tuple[d
             header, *rows = ([cell.strip() for cell in row] for row in csv.reader(file) if row)
     except (OSError, ValueError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or "it is no CSV file with a header"
-        raise errors.DataError(f"--labels={labels}: {table} cannot be read: {reason}. Name a CSV file.") from None
+        raise errors.DataError(f"--{option}={labels}: {table} cannot be read: {reason}. Name a CSV file.") from None
     if uneven := next((number for number, row in enumerate(rows, 2) if len(row) != len(header)), None):
         raise errors.DataError(
-            f"--labels={labels}: row {uneven} of {table} has {len(rows[uneven - 2])} cells, its header {len(header)}. "
-            "Mend it: texts with commas stand in quotes."
+            f"--{option}={labels}: row {uneven} of {table} has {len(rows[uneven - 2])} cells, its header "
+            f"{len(header)}. Mend it: texts with commas stand in quotes."
         )
     image = max(range(len(header)), key=lambda i: sum(row[i] in named for row in rows[:100]))
     if not any(row[image] in named for row in rows[:100]):
         raise errors.DataError(
-            f"--labels={labels}: no column of {table} ({', '.join(header)}) names images below {directory}. It must "
+            f"--{option}={labels}: no column of {table} ({', '.join(header)}) names images below {directory}. It must "
             "hold their names, with or without extension."
         )
     others = [name for i, name in enumerate(header) if i != image]
@@ -106,8 +107,8 @@ def _of_table(directory: pathlib.Path, labels: str, paths: list[str]) -> tuple[d
         column = others[0]
     if column not in others:
         raise errors.ConfigError(
-            f"--labels={labels}: {'which column is meant?' if column is None else 'there is no such column.'} "
-            f"Give one of: {', '.join(f'--labels={table.name}:{name}' for name in others)}."
+            f"--{option}={labels}: {'which column is meant?' if column is None else 'there is no such column.'} "
+            f"Give one of: {', '.join(f'--{option}={table.name}:{name}' for name in others)}."
         )
     place, classes, missing = header.index(column), {}, 0
     for row in filter(operator.itemgetter(place), rows):  # an image with an empty cell has no class
@@ -116,18 +117,19 @@ def _of_table(directory: pathlib.Path, labels: str, paths: list[str]) -> tuple[d
             missing += 1
         elif classes.setdefault(path, row[place]) != row[place]:
             raise errors.DataError(
-                f"{table}: {row[image]} has two classes, {classes[path]} and {row[place]}. Leave one row an image."
+                f"{table}: {row[image]} has {classes[path]} and {row[place]} as {column}. Leave one row an image."
             )
     return dict(sorted(classes.items())), missing
 
 
-def _table(directory: pathlib.Path, labels: str) -> tuple[pathlib.Path, str | None]:
+def _table(directory: pathlib.Path, labels: str, option: str) -> tuple[pathlib.Path, str | None]:
     """Returns the path of the table and the name of its column of classes, if given."""
     for name, column in ((labels, None), labels.rsplit(":", 1) if ":" in labels else (labels, None)):
         for path in (directory / name, directory / "train" / name, pathlib.Path(name).expanduser()):
             if path.is_file():
                 return path, column
+    others = f"{FOLDERS}, {NAMES} (the class of cat.0.jpg is cat) or " if option == "labels" else ""
     raise errors.DataError(
-        f"--labels={labels}: there is no such file in {directory}. Give {FOLDERS}, {NAMES} (the class of cat.0.jpg is "
-        "cat) or a CSV file, and its column if it has several: labels.csv:COLUMN."
+        f"--{option}={labels}: there is no such file in {directory}. Give {others}a CSV file, and its column if it has "
+        "several: labels.csv:COLUMN."
     )

@@ -18,6 +18,7 @@ _NOTE = (
     "The training loss: of augmented batches, with dropout and weight decay. All else: without, by averaged weights."
 )
 _METADATA = {".png": {"Software": "tower_train"}, ".svg": {"Creator": "tower_train", "Date": None}}
+ENDINGS = tuple(_METADATA)
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")  # distinct also for the colour-blind
 _STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "tower_train",
           "svg.fonttype": "none", "figure.facecolor": "white", "savefig.facecolor": "white"}  # fmt: skip
@@ -97,25 +98,30 @@ def _png(figure) -> bytes:
     return file.getvalue()
 
 
-def save(figure, stem: str, endings: Sequence[str] = tuple(_METADATA)) -> str:
+def save(figure, stem: str, endings: Sequence[str] = ENDINGS) -> str:
     """Writes a figure to STEM.png and STEM.svg, also over earlier ones; returns a line that names the files.
 
     Raises:
-      ConfigError: a file cannot be written, or is there and no figure of this function.
+      ConfigError: a file cannot be written.
     """
     import matplotlib
 
     paths = [pathlib.Path(stem + ending).absolute() for ending in endings]
     try:
-        for path in paths:
-            if path.exists() and b"tower_train" not in path.read_bytes()[:2000]:  # which hold the metadata
-                raise errors.ConfigError(f"{path} is there, and was not drawn by this command. Move it away.")
         with matplotlib.rc_context(_STYLE):
             for path, ending in zip(paths, endings, strict=True):
                 figure.savefig(path, dpi=200, metadata=_METADATA[ending])
     except OSError as error:
-        raise errors.ConfigError(f"{paths[0]} cannot be written: {error.strerror}.") from None
+        raise errors.ConfigError(f"{path} cannot be written: {error.strerror}.") from None
     return f"Drawn:    {', '.join(map(str, paths))}"
+
+
+def check_replaceable(stem: str, endings: Sequence[str] = ENDINGS) -> None:
+    """Raises ConfigError if a file that `save` would write is there and was drawn by something else."""
+    for path in (pathlib.Path(stem + ending).absolute() for ending in endings):
+        # Files begin with their metadata; those of earlier versions have matplotlib's.
+        if path.exists() and not any(mark in path.read_bytes()[:2000] for mark in (b"tower_train", b"matplotlib")):
+            raise errors.ConfigError(f"{path} is there, and was not drawn by this command. Move it away.")
 
 
 def _draw(axis, lists: Mapping[str, list], name: str, color: str, label: str, split: str) -> None:

@@ -128,6 +128,8 @@ def evaluate_run(options: EvaluateOptions, workload: Workload | None = None) -> 
     placed = devices.place(options)  # before anything uses a device
     run = read(options, workload, (TEST, VALIDATION) if options.split == "auto" else (options.split,))
     run.directory.read(directory.RESULT)  # raises if it is damaged
+    if not options.watch:
+        run.checkpoint()  # raises if there is none, before the graph is built
     evaluator = Evaluator(run.workload, run.examples, options.batch_size, run.dtype, run.moving_average_decay, placed)
     # What is evaluated in another way than during training has curves of its own.
     ways = [options.raw and "raw", options.single_view and "single_view", options.dataset]
