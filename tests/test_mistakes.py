@@ -97,6 +97,8 @@ def test_xlas_flags_are_refused_as_they_change_the_training(tmp_path, monkeypatc
         (dict(recipe={"learning_rat": 0.1}), "its recipe names 'learning_rat'.*Did you mean 'learning_rate'"),
         (dict(recipe={1: 0.1}), "its recipe names 1, which is no option"),
         (dict(name=None), r"Workload\(name=None\): it must be a text"),
+        (dict(metrics=["accuracy"]), "metrics has 'accuracy'. Give keras.metrics objects"),
+        (dict(metrics="accuracy"), "metrics has 'accuracy'"),
     ],
 )
 def test_a_record_of_wrong_fields_is_refused_when_it_is_made(fields, line):

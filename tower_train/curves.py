@@ -12,8 +12,8 @@ Draws the loss of training and validation, and the metrics, of runs that have be
 python -m tower_train.curves [options] TRAIN_DIR...
 
 Writes curves.png and curves.svg, of one run into its directory, of several into this folder, and prints the last,
-lowest and highest values. Several runs are named by the fewest options that tell them apart. Files that it has not
-drawn stay. Needs matplotlib.
+lowest and highest values. Several runs are named by one or two options in which they differ, or by their directories.
+Files that it has not drawn stay. Needs matplotlib.
 
 Exit status: 0 done, 2 an option or a file is wrong.
 """

@@ -112,6 +112,12 @@ class Workload(metaclass=renamed.TakesOldNames):
                 raise errors.ConfigError(
                     f"workload {self.name}: mode={{{name!r}: {value!r}}}; it must be {MIN!r} or {MAX!r}."
                 )
+        for metric in self.metrics if isinstance(self.metrics, list | tuple) else [self.metrics]:
+            if not callable(metric):
+                raise errors.ConfigError(
+                    f"workload {self.name}: metrics has {metric!r}. Give keras.metrics objects, such as "
+                    "keras.metrics.AUC(), or functions of (outputs, labels)."
+                )
         options = [field.name for field in dataclasses.fields(config.Config)]
         for name in self.recipe:
             if name not in (*options, *renamed.new_names(dataclasses.fields(config.Config))):
@@ -217,7 +223,8 @@ def load(path: str, train_dir: str | None = None) -> Workload:
             raise
         ours = f"tower_train.workloads.{module_name}"
         is_ours = module_name.isidentifier() and importlib.util.find_spec(ours)
-        meant = f" Did you mean {ours}?" if is_ours else ""
+        script = path.removesuffix(".py").replace("/", ".")
+        meant = f" Did you mean {ours if is_ours else script}?" if is_ours or path.endswith(".py") else ""
         raise errors.ConfigError(
             f"--workload={path}: there is no module {error.name!r} to import.{meant} Give an import path such as "
             "cifar10, my_package.my_module or my_module:NAME, importable from the current directory or PYTHONPATH."

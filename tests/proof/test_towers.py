@@ -33,6 +33,13 @@ def in_float32(features, training):
     return plain(tf.cast(features, tf.float32), training)
 
 
+def with_others(features, training):
+    """With a variable that the loss does not see, and one of another dtype."""
+    tf.compat.v1.get_variable("unseen", [2])
+    rate = tf.compat.v1.get_variable("rate", [], tf.float32, tf.ones_initializer())
+    return plain(features, training) * tf.cast(rate, features.dtype)
+
+
 @pytest.mark.parametrize(
     ("inference", "options", "dtype", "least"),
     [
@@ -42,6 +49,7 @@ def in_float32(features, training):
         (normalized, dict(optimizer="adam"), "float64", 1e-11),  # of a bias whose gradient is rounding only
         (normalized, IN_TURN, "float64", 1e-11),
         (in_float32, MIRRORED, "float32", 1e-5),
+        (with_others, {}, "float32", 1e-5),
     ],
 )
 def test_towers_that_are_one_are_shown_to_be(inference, options, dtype, least):
@@ -83,11 +91,13 @@ def test_heavy_steps_are_fewer_and_smaller(monkeypatch):
     assert (compared(plain).steps, compared(plain).examples) == (3, 8)
 
 
-def test_gradients_of_zero_show_nothing():
-    outcome = compared(plain, lambda logits, labels: 0 * tf.reduce_mean(logits))
-    assert outcome.line.startswith(
-        "*** towers: nothing to compare: every gradient of the loss is 0 in 3 steps of 8 examples"
-    )
+@pytest.mark.parametrize(("factor", "why"), [
+    (0, "every gradient of the loss is 0 in 3 steps of 8 examples"),
+    (float("nan"), "the loss of 8 examples is not finite"),
+])  # fmt: skip
+def test_what_shows_nothing_is_said_so(factor, why):
+    outcome = compared(plain, lambda logits, labels: factor * tf.reduce_mean(logits))
+    assert outcome.line.startswith(f"*** towers: nothing to compare: {why}")
     assert not outcome.differs and json.dumps(outcome.record)
 
 

@@ -1,7 +1,6 @@
 """The curves of runs: their history, a figure of it, and a table."""
 
 import io
-import itertools
 import json
 import math
 import pathlib
@@ -85,7 +84,7 @@ def curves(*train_dirs: str):
             axis.set(xlabel="epochs", ylabel=name.removeprefix(OF_EVALUATION), yscale="log" if is_wide else "linear")
             axis.grid(color="#dddddd", linewidth=0.5)
         handles, names = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside upper left", frameon=False, ncols=min(3, len(histories)))
+        figure.legend(handles, names, loc="outside upper left", frameon=False, ncols=len(panels))
         if metrics:
             figure.supxlabel(_NOTE, fontsize=7, color="#555555")
     figure._repr_png_ = lambda: _png(figure)  # by which a notebook shows it, without pyplot
@@ -147,13 +146,11 @@ def _differing(train_dirs: Sequence[str]) -> list[dict[str, str]]:
 
 
 def labels(train_dirs: Sequence[str]) -> list[str]:
-    """Returns a name for each run: the fewest options that tell it from the others, or else its directory."""
+    """Returns a name for each run: the options in which runs differ if these are one or two, or else its directory."""
     differing = _differing(train_dirs)
-    counts = (1, 2, 3) if len(differing[0]) > 2 else (2, 1)  # two have room beside each other
-    for names in itertools.chain(*(itertools.combinations(differing[0], count) for count in counts)):
-        texts = [", ".join(each[name] for name in names) for each in differing]
-        if len(set(texts)) == len(texts):
-            return texts if len(names) == len(differing[0]) else [f"{text} …" for text in texts]
+    texts = [", ".join(each.values()) for each in differing]
+    if len(differing[0]) in (1, 2) and len(set(texts)) == len(texts):
+        return texts
     return [pathlib.Path(train_dir).absolute().name for train_dir in train_dirs]
 
 

@@ -58,15 +58,16 @@ class Outcome:
     @property
     def line(self) -> str:
         """A line for the log."""
+        why = f". In float64: {self.not_float64}" if self.not_float64 else ""
         if self.differs:
-            return f"*** --allow_differences: {self.differs}"
+            return f"*** --allow_differences: {self.differs.removesuffix('.') + why if why else self.differs}"
         if self.undecided:
-            return f"*** towers: {self.undecided}"
+            return f"*** towers: {self.undecided}{why}"
         about = f"{self.steps} steps of {self.examples} examples, {self.dtype}"
         if self.normalizes:
             about += ", batch normalisation over all towers"
-        line = f"towers:   {self.towers} equal 1 on this network to {self.relative:.0e} ({about}; {self.seconds:.1f} s)"
-        return f"{line}. In float64: {self.not_float64}" if self.not_float64 else line
+        secs = f"{self.seconds:.1f} s"
+        return f"towers:   {self.towers} equal 1 on this network to {self.relative:.0e} ({about}; {secs}){why}"
 
     @property
     def relative(self) -> float:
@@ -235,6 +236,8 @@ def _compared(one: Trial, many: Trial, steps: int, normalizes: bool) -> Outcome:
                 "this network magnifies roundings so much that nothing can be told"
             )
             return dataclasses.replace(outcome, undecided=why)
+    if not first.is_finite:
+        return dataclasses.replace(outcome, undecided=f"nothing to compare: the loss of {size} examples is not finite")
     if not first.is_trained:
         why = f"nothing to compare: every gradient of the loss is 0 in {steps} steps of {size} examples"
         return dataclasses.replace(outcome, undecided=why)

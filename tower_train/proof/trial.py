@@ -26,7 +26,7 @@ class Trial:
       built: the graph.
       towers: the batches of a step.
       weights: {name: variable}, those that are trained.
-      fetches: the loss, the gradients, all variables after the update, and the largest gradient of tower 0's loss.
+      fetches: the loss, the gradients, all variables after the update, and whether tower 0's gradients move them.
     """
 
     def __init__(self, workload: Workload, examples: Examples, config: Config, bar: ProgressBar):
@@ -50,8 +50,8 @@ class Trial:
             with tf.control_dependencies([self.built.train_op]):
                 after = {name: variable.read_value() for name, variable in saved.items()}
             values = [each.values if isinstance(each, tf.IndexedSlices) else each for each in compared.of_loss]
-            largest = tf.reduce_max([tf.reduce_max(tf.abs(value)) for value in values])
-        self.fetches = {LOSS: self.built.report.loss}, gradients, after, largest
+            moves = [tf.reduce_any(tf.not_equal(value, 0)) for value in values if value is not None]
+        self.fetches = {LOSS: self.built.report.loss}, gradients, after, moves
         bar.update(advance=1)
 
     @contextlib.contextmanager
@@ -75,16 +75,19 @@ class Begun:
     Attributes:
       variables: {name: value} after the last step.
       is_trained: whether a loss had a gradient that is not 0.
+      is_finite: whether the first loss is.
     """
 
     def __init__(self, trial: Trial, session: v1.Session):
         self.trial, self.session = trial, session
-        self.loss, self.gradients, self.variables, self.is_trained = {}, {}, {}, False
+        self.loss, self.gradients, self.variables, self.is_trained, self.is_finite = {}, {}, {}, False, True
 
     def step(self) -> None:
         """Does a step, and keeps its values."""
-        self.loss, self.gradients, self.variables, largest = self.session.run(self.trial.fetches)
-        self.is_trained |= bool(largest != 0)
+        is_first = not self.loss
+        self.loss, self.gradients, self.variables, moves = self.session.run(self.trial.fetches)
+        self.is_trained |= any(moves)
+        self.is_finite &= not is_first or bool(np.isfinite(self.loss[LOSS]))
         self.trial.bar.update(advance=1)
 
 
