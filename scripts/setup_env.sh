@@ -58,7 +58,9 @@ set_up() {
     "$base" -m venv "$environment" || fail "the virtual environment in $environment could not be made."
   fi
   echo "Installing tower_train$extras and what it needs (a minute or two, once) ..." >&2
-  "$python" -m pip install --quiet --disable-pip-version-check --editable "$root$extras" >&2 ||
+  # compat: by a path, which a folder named tower_train, as where a clone lies, does not hide
+  "$python" -m pip install --quiet --disable-pip-version-check --config-settings editable_mode=compat \
+    --editable "$root$extras" >&2 ||
     fail "pip could not install tower_train$extras. Is the package index in reach?"
   printf '%s' "$root $(cksum <"$root/setup.py")" >"$stamp"
 }
