@@ -140,7 +140,8 @@ def compare_towers(workload: Workload, examples: Examples, config: Config, graph
     outcome = dataclasses.replace(outcome, seconds=time.perf_counter() - began, not_float64=not_float64)
     if outcome.differs and not config.allow_differences:
         raise errors.GraphError(
-            f"workload {workload.name}: {outcome.differs}\nChange that, or train all the same with --allow_differences."
+            f"workload {workload.name}: {outcome.differs}{f' In float64: {not_float64}.' if not_float64 else ''}\n"
+            "Change that, or train all the same with --allow_differences."
         )
     return outcome
 
