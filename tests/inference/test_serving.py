@@ -256,6 +256,8 @@ def test_arrays_of_many_examples_are_fed_in_parts(tmp_path):
     parts = list(example_files.batches(path, content, None, {"features": place}))
     assert [name for names, _ in parts for name in names] == [f"{path}[{i}]" for i in range(600)]
     np.testing.assert_array_equal(np.concatenate([feed[place] for _, feed in parts]), np.arange(600.0))
+    with pytest.raises(tower_train.UserError, match=r"is float64 \[\]; this run's network takes float64 \[examples"):
+        list(example_files.batches(path, {None: np.array(1.0)}, None, {"features": place}))
 
 
 def test_exported_networks_decode_photographs_as_training_does():

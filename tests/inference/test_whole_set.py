@@ -76,6 +76,7 @@ def test_the_first_of_them_chooses(tmp_path):
     ("metric", "message"),
     [
         (lambda outputs, labels: outputs, r"is of shape \[.*, 3\]. It must be a number, one for each class"),
+        (lambda outputs, labels: "good", r"is of shape \[\]. It must be a number"),
         (keras.metrics.MeanIoU(3, name="iou"), r"'iou' fails on outputs \[.*, 3\] and labels \["),
     ],
 )
