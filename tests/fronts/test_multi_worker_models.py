@@ -26,9 +26,7 @@ class Workers:
         hosts = clusters.hosts(count)
         with contextlib.ExitStack() as stack:
             programs = [stack.enter_context(self._start(hosts, index, words)) for index in range(count)]
-            self.statuses = [programs[0].process.wait(4 * jobs.WAIT_SECS)]
-            programs[1].process.kill()  # which has stopped itself
-            self.statuses.append(programs[1].process.wait(jobs.WAIT_SECS))
+            self.statuses = [program.process.wait(4 * jobs.WAIT_SECS) for program in programs]
             self.outputs = [program.output() for program in programs]
         self.reports = [
             [json.loads(line) for line in output.splitlines() if line[:1] == "{"] for output in self.outputs
@@ -47,7 +45,7 @@ class Workers:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    """Two workers, of which the second hangs at the end."""
+    """Two workers, of which the second is killed at the end."""
     workers = Workers(2, tmp_path_factory.mktemp("two"))
     assert workers.statuses == [138, -9], workers.outputs
     return workers
@@ -101,6 +99,6 @@ def test_workers_that_differ_are_refused_in_one_line_and_go_on_together(two):
     assert chief == other and chief["found"]["classes_accuracy"] == pytest.approx(chief["accuracy"])
 
 
-def test_a_worker_that_hangs_is_named_by_the_other(two):
+def test_a_worker_that_dies_is_named_by_the_other(two):
     [line] = [line for line in two.outputs[0].splitlines() if line.startswith("tower_train: error: ")]
     assert "worker 1 (localhost:" in line and "is missing" in line
