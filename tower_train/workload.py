@@ -113,7 +113,7 @@ class Workload(metaclass=renamed.TakesOldNames):
                     f"workload {self.name}: mode={{{name!r}: {value!r}}}; it must be {MIN!r} or {MAX!r}."
                 )
         for metric in self.metrics if isinstance(self.metrics, list | tuple) else [self.metrics]:
-            if not callable(metric):
+            if not (callable(metric) or hasattr(metric, "update_state")):
                 raise errors.ConfigError(
                     f"workload {self.name}: metrics has {metric!r}. Give keras.metrics objects, such as "
                     "keras.metrics.AUC(), or functions of (outputs, labels)."
