@@ -42,6 +42,7 @@ class Weights(tf_estimator.SessionRunHook):
 
 def in_turn(input_context):
     """Batches that the workers take in turn."""
+    assert input_context.num_replicas_in_sync == 4
     batches = tf.data.Dataset.from_tensor_slices(({"x": X}, Y)).repeat().batch(BATCH)
     return batches.shard(input_context.num_input_pipelines, input_context.input_pipeline_id)
 
@@ -62,9 +63,9 @@ def table_fn(features, mode, config):
 
 
 def normalized_fn(features, labels, mode, params):
-    """The regression, beside a layer that the loss does not depend on."""
+    """The regression, beside layers that the loss does not depend on."""
     layer = tf.keras.layers.BatchNormalization(momentum=0.5, dtype="float64", name="norm")
-    layer(features["x"], training=True)
+    layer(tf.nn.dropout(features["x"], 0.5, seed=7), training=True)
     return model_fn(features, labels, mode, params)
 
 

@@ -232,7 +232,7 @@ def test_draws_for_more_rows_are_those_of_the_whole_that_are_kept():
     alone = random.dropout(inputs, 0.5, noise_shape=(1, 50), seed=1)
     for draw in draws:
         whole, three = draw(10), draw(3)
-        with compat.drawn_for_more(rows, refuse):
+        with compat.keras_draws_for_more(rows, refuse):
             np.testing.assert_array_equal(draw(2), whole[4:6])
             np.testing.assert_array_equal(draw(3), three)
             np.testing.assert_array_equal(random.dropout(inputs, 0.5, noise_shape=(1, 50), seed=1), alone)
@@ -247,20 +247,21 @@ def test_draws_of_tensorflow_for_more_rows_have_the_same_seeds():
         lambda shape: tf.random.uniform(shape, 0, 99, tf.int32), lambda shape: tf.nn.dropout(tf.ones(shape), 0.5),
     ]  # fmt: skip
 
-    def drawn(rows, before=0, is_off=False):
+    def drawn(rows, seed, before=0, is_off=False):
         with tf.Graph().as_default(), v1.Session() as session:
-            tf.random.set_seed(1)
+            tf.random.set_seed(seed)
             for _ in range(before):
-                tf.constant(1)
+                tf.random.normal([1])
             kept = lambda size: (8, tf.range(size) + 8 - rows)  # noqa: E731
-            with compat.drawn_for_more(kept, None, itertools.count(), lambda: is_off):
+            with compat.tensorflow_draws_for_more(kept, itertools.count(), lambda: is_off):
                 made = [draw([rows, 4]) for draw in draws]
             assert {op.type for op in session.graph.get_operations()} > set(compat.CUT_OF_TENSORFLOW)
             return session.run(made)
 
-    for whole, part, other in zip(drawn(8), drawn(3, before=5), drawn(3, is_off=True), strict=True):
-        np.testing.assert_array_equal(part, whole[5:])
-        assert len(np.unique(whole)) > 1 and not np.array_equal(other, part)
+    for seed in (0, 1):
+        for whole, part, other in zip(drawn(8, seed), drawn(3, seed, 5), drawn(3, seed, 0, True), strict=True):
+            np.testing.assert_array_equal(part, whole[5:])
+            assert len(np.unique(whole)) > 1 and not np.array_equal(other, part)
 
 
 def test_masks_and_logits_go_from_layers_to_losses():

@@ -119,6 +119,21 @@ def test_what_a_model_fn_must_not_do(tmp_path):
             make(tmp_path, 2, fn).train(input_fn)
 
 
+def test_initial_values_are_those_of_one_device(tmp_path):
+    def drawn(features, labels, mode):
+        for i, shape in enumerate(([BATCH], [2 * BATCH, 3])):  # as many rows as examples, and a multiple
+            tf.Variable(tf.random.truncated_normal(shape), name=f"drawn{i}")
+        return model_fn(features["some"], labels, mode, {})
+
+    def batches():
+        data = tf.data.Dataset.from_tensor_slices(({"x": X}, Y)).batch(BATCH, drop_remainder=True)
+        return data.map(lambda features, labels: ({"some": features, "none": None}, labels))
+
+    one, two = (make(tmp_path / str(towers), towers, drawn).train(batches, steps=1) for towers in (1, 2))
+    for name in ("drawn0", "drawn1"):
+        np.testing.assert_array_equal(two.get_variable_value(name), one.get_variable_value(name))
+
+
 def with_keras_metrics(features, labels, mode, params):
     mean, error = keras.metrics.Mean(name="average"), keras.metrics.MeanAbsoluteError()
     mean.update_state(labels)

@@ -212,8 +212,16 @@ def test_draws_of_tensorflow_are_by_example_and_others_are_told(capsys):
         parallel.fit(np.ones([7, 4], "float32"), verbose=0, batch_size=4, epochs=2)
         return parallel.template.get_weights()[0]
 
-    one, three = (kernel(lambda s: tf.nn.dropout(tf.random.normal(s), 0.5), towers) for towers in (1, 3))
-    np.testing.assert_allclose(one, three, rtol=0, atol=1e-6)
+    def of_all(shape):
+        return tf.random.uniform([4]) + tf.random.normal([])
+
+    for draw in (lambda shape: tf.nn.dropout(tf.random.normal(shape), 0.5), of_all):
+        one, three = (kernel(draw, towers) for towers in (1, 3))
+        np.testing.assert_allclose(one, three, rtol=0, atol=1e-6)
     assert "draws with" not in capsys.readouterr().err
-    kernel(lambda shape: tf.random.gamma(shape, 1.0), 2)
-    assert "Own.tower_step draws with RandomGamma (" in capsys.readouterr().err
+    for draw, name in (
+        (lambda shape: tf.random.gamma(shape, 1.0), "Gamma"),
+        (lambda shape: tf.map_fn(lambda _: tf.random.normal([]), tf.ones(shape[:1]))[:, None], "StandardNormal"),
+    ):
+        kernel(draw, 2)
+        assert f"Own.tower_step draws with Random{name} (" in capsys.readouterr().err

@@ -118,13 +118,14 @@ def _table(keys, values, key_dtype, value_dtype, default):
 
 
 def take_constants(model: keras.Model) -> None:
-    """Makes numpy arrays of the eager tensors that calls in functional models were given, which no graph can use."""
+    """Makes numpy arrays of the eager tensors that calls in functional models were given, which no graph can use; in
+    the models themselves."""
 
     def as_numpy(value):
         return value.numpy() if isinstance(value, tf.__internal__.EagerTensor) else value
 
     for each in (model, *sublayers(model)):
-        for operation in getattr(each, "operations", ()):
+        for operation in each.operations if isinstance(each, keras.Function) else ():
             for node in operation._inbound_nodes:
                 made = node.arguments
                 made.args, made.kwargs = keras.tree.map_structure(as_numpy, (made.args, made.kwargs))
@@ -155,6 +156,12 @@ def first_epoch(model: keras.Model) -> int | None:
 def set_first_epoch(model: keras.Model, epoch: int | None) -> None:
     """Sets first_epoch."""
     model._initial_epoch = epoch
+
+
+def skip_draws(count: int) -> None:
+    """Numbers the default graph's next draws without a seed as if there had been so many draws before them."""
+    numbers, graph = seeds_of_ops._graph_to_seed_dict, tf.compat.v1.get_default_graph()
+    numbers[graph] = numbers.get(graph, 0) + count
 
 
 def random_seed() -> int | None:
@@ -222,34 +229,21 @@ def drawn_otherwise(draws: Callable[[Any, Any], Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def drawn_for_more(
-    rows: Callable[[Any], tuple[Any, tf.Tensor] | None], refuse: Callable[[str], None] | None,
-    op_seeds: Iterator[int] | None = None, is_off: Callable[[], bool] = lambda: False,
-) -> Iterator[None]:  # fmt: skip
-    """Makes keras.random and tf.random draw random numbers for more rows within this block, from the same seeds, and
-    keeps some of them.
+def keras_draws_for_more(
+    rows: Callable[[Any], tuple[Any, tf.Tensor] | None], refuse: Callable[[str], None] | None
+) -> Iterator[None]:
+    """Makes keras.random draw random numbers for more rows within this block, from the same seeds, and keeps some.
 
     Args:
       rows: first size of a draw's shape, an integer or a scalar tensor -> (the size to draw, indices of the rows to
         keep), or None for the draw as it is.
-      refuse: gets the name of a function of keras.random whose numbers cannot be cut by rows, and raises; None: these
-        draw as always.
-      op_seeds: of the draws of tf.random without a seed, which TensorFlow numbers by the operations before them.
-      is_off: tells whether draws are as always just now.
+      refuse: gets the name of a function whose numbers cannot be cut by rows, and raises; None: these draw as always.
     """
 
     def for_more(draw):
         def drawn(shape, *args, **kwargs):
-            if is_off():
-                return draw(shape, *args, **kwargs)
-            if op_seeds and isinstance(kwargs.get("seed2"), _NoSeed):
-                kwargs["seed2"] = next(op_seeds)
-            known = tf.get_static_value(shape) if tf.is_tensor(shape) else shape
-            sizes = [shape[i] for i in range(shape.shape[0] or 0)] if known is None else list(known)
-            chosen = rows(sizes[0] if tf.is_tensor(sizes[0]) else int(sizes[0])) if sizes else None
-            if chosen is None:
-                return draw(shape, *args, **kwargs)
-            return tf.gather(draw((chosen[0], *sizes[1:]), *args, **kwargs), chosen[1])
+            kept = _cut(rows, draw, shape, *args, **kwargs)
+            return draw(shape, *args, **kwargs) if kept is None else kept
 
         return drawn
 
@@ -263,20 +257,64 @@ def drawn_for_more(
         kept = drop(tf.ones((chosen[0], *sizes[1:]), inputs.dtype), rate, noise_shape, seed)
         return inputs * tf.gather(kept, chosen[1])
 
+    drop = backend_random.dropout
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(backend_random, "dropout", dropout))
+        for name in _CUT_OF_KERAS:
+            stack.enter_context(replaced(backend_random, name, for_more(getattr(backend_random, name))))
+        for name in ("beta", "binomial", "categorical", "gamma", "shuffle") if refuse else ():
+            stack.enter_context(replaced(backend_random, name, lambda *_, name=name, **__: refuse(name)))
+        yield
+
+
+@contextlib.contextmanager
+def tensorflow_draws_for_more(
+    rows: Callable[[Any], tuple[Any, tf.Tensor] | None], op_seeds: Iterator[int] | None = None,
+    is_off: Callable[[], bool] = lambda: False,
+) -> Iterator[list[tuple[tf.Tensor, Callable]]]:  # fmt: skip
+    """Makes tf.random draw random numbers for more rows within this block, from the same seeds, and keeps some.
+
+    Args:
+      rows: as for keras_draws_for_more.
+      op_seeds: of draws without a seed; None: TensorFlow's, which are the numbers of such draws before them in a graph.
+      is_off: tells whether draws are as always just now.
+
+    Yields:
+      A list that gets of each draw that is cut (kept rows, function that draws as always, from the same seeds).
+    """
+    cuts, get_seed = [], seeds_of_ops.get_seed
+
+    def for_more(draw):
+        def drawn(shape, *args, **kwargs):
+            if is_off():
+                return draw(shape, *args, **kwargs)
+            if op_seeds and isinstance(kwargs.get("seed2"), _NoSeed):
+                kwargs["seed"], kwargs["seed2"] = get_seed(next(op_seeds))  # never (0, 0), which is at random
+            kept = _cut(rows, draw, shape, *args, **kwargs)
+            if kept is None:
+                return draw(shape, *args, **kwargs)
+            cuts.append((kept, functools.partial(draw, shape, *args, **kwargs)))
+            return kept
+
+        return drawn
+
     def seeds(op_seed):
         first, second = get_seed(op_seed)
         return first, second if op_seed is not None or second is None else _NoSeed(second)
 
-    drop, get_seed = backend_random.dropout, seeds_of_ops.get_seed
     with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced(backend_random, "dropout", dropout))
         stack.enter_context(replaced(seeds_of_ops, "get_seed", seeds))
-        for module, names in ((backend_random, _CUT_OF_KERAS), (gen_random_ops, CUT_OF_TENSORFLOW.values())):
-            for name in names:
-                stack.enter_context(replaced(module, name, for_more(getattr(module, name))))
-        for name in ("beta", "binomial", "categorical", "gamma", "shuffle") if refuse else ():
-            stack.enter_context(replaced(backend_random, name, lambda *_, name=name, **__: refuse(name)))
-        yield
+        for name in CUT_OF_TENSORFLOW.values():
+            stack.enter_context(replaced(gen_random_ops, name, for_more(getattr(gen_random_ops, name))))
+        yield cuts
+
+
+def _cut(rows: Callable, draw: Callable, shape, *args, **kwargs) -> tf.Tensor | None:
+    """Draws for more rows, and returns those to keep; None if this shape is drawn as it is."""
+    known = tf.get_static_value(shape) if tf.is_tensor(shape) else shape
+    sizes = [shape[i] for i in range(shape.shape[0] or 0)] if known is None else list(known)
+    chosen = rows(sizes[0] if tf.is_tensor(sizes[0]) else int(sizes[0])) if sizes else None
+    return None if chosen is None else tf.gather(draw((chosen[0], *sizes[1:]), *args, **kwargs), chosen[1])
 
 
 class _NoSeed(int):

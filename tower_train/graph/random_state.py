@@ -24,11 +24,13 @@ class StatefulOp(NamedTuple):
       name: without the tower's.
       type: such as RandomUniform.
       line: of the program that made it, FILE:LINE.
+      caller: the type of the operation of which it is: its own, or that of one that calls functions, such as While.
     """
 
     name: str
     type: str
     line: str
+    caller: str
 
     def __str__(self) -> str:
         return f"{self.name} ({self.type}, {self.line})"
@@ -62,7 +64,7 @@ def find(last: Sequence[tf.Operation]) -> Iterator[StatefulOp]:
     for node in definition.node:
         for each in sorted(set(_types(node, bodies, set()))) if node.name in needed else ():
             line = line_of(graph.get_operation_by_name(node.name))
-            yield StatefulOp(node.name.partition("/")[2] or node.name, each, line)
+            yield StatefulOp(node.name.partition("/")[2] or node.name, each, line, node.op)
 
 
 def ancestors(operations: Sequence[tf.Operation]) -> set[tf.Operation]:

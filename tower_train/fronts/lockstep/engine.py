@@ -17,6 +17,8 @@ from tower_train.fronts.lockstep.tower_call import TowerScope
 from tower_train.graph import random_state
 from tower_train.graph.devices import HOST
 
+_BRANCHES = ("Case", "If", "StatelessCase", "StatelessIf")  # are traced in each tower, and draw once a step
+
 
 def run(
     model: keras.Model, step: Step, data, devices: Sequence[str], merge_device: str, exchange: Exchange
@@ -133,14 +135,20 @@ def rehearse(
         for optimizer, variables in trained.values():
             if not optimizer.built:
                 optimizer.build(list(variables.values()))
-    drawing = [op for op in random_state.find(graph.get_operations()) if op.type not in compat.CUT_OF_TENSORFLOW]
+    drawing = [op for op in random_state.find(graph.get_operations()) if not _draws_alike(op)]
     if drawing and count > 1:
         name = f"{type(model).__name__}.tower_step" if is_own(step) else model.name
         console.notice(
             f"{name} draws with {drawing[0].type} ({drawing[0].line}): other numbers for each number of towers. "
-            "normal, truncated_normal, uniform and dropout of keras.random draw the same for all."
+            "normal, truncated_normal, uniform and dropout of keras.random draw the same for all, and those of "
+            "tf.random outside of loops and tf.functions."
         )
     return [optimizer for optimizer, _ in trained.values()]
+
+
+def _draws_alike(op: random_state.StatefulOp) -> bool:
+    """Returns whether all numbers of towers draw the same: of examples, or a fixed size that is everyone's."""
+    return op.type in compat.CUT_OF_TENSORFLOW and op.caller in (op.type, *_BRANCHES)
 
 
 def _note_losses(model: keras.Model, step: Step, batch, trained: dict, values: list | None) -> None:

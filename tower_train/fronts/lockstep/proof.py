@@ -1,6 +1,7 @@
 """Shows on a few examples that the towers of a Keras model train what one device trains."""
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 
 import keras
@@ -13,6 +14,8 @@ from tower_train.fronts.keras_building import floatx
 from tower_train.fronts.lockstep import parts
 from tower_train.graph.random_state import line_of
 from tower_train.proof.rounding import EACH, SEEDS, STEPS, compare_values, epsilon, least_exact, rounded
+
+_REMARKS = re.compile(r"Exception encountered when calling .*?\x1b\[1m(.*)\x1b\[0m.*", re.DOTALL)
 
 
 def compare_steps(
@@ -41,19 +44,30 @@ def compare_steps(
     of_optimizers = [variable for each in rehearse(rows) for variable in each.variables]
     variables = list({id(v): v for v in [*alone.variables, *of_optimizers, *alone.metrics_variables]}.values())
     drawn_alike = _drawn_alike(count) if normalizes else contextlib.nullcontext()
-    with drawn_alike, _traced_anew(towers, alone):
+    with _without_remarks(), drawn_alike, _traced_anew(towers, alone):
         try:
             with compat.in_float64(variables), floatx("float64"):
                 rehearse(rows, losses := [])
                 _refuse_less_exact(losses)
                 return _compared(towers, alone, rows, variables, count, normalizes, "float64")
-        except errors.UserError as error:
-            raise type(error)(errors.reason(error)) from None  # without Keras' remarks around it
+        except errors.UserError:
+            raise
         except Exception as error:  # whatever a layer raises, or TensorFlow without a kernel
             reason = errors.reason(error)
         with _traced_anew(towers, alone):
             line = _compared(towers, alone, rows, variables, count, normalizes, alone.compute_dtype)
             return f"{line}. In float64: {reason}"
+
+
+@contextlib.contextmanager
+def _without_remarks() -> Iterator[None]:
+    """Takes from a user's error within this block what Keras puts around it: where it was, and the arguments."""
+    try:
+        yield
+    except errors.UserError as error:
+        if wrapped := _REMARKS.fullmatch(str(error)):
+            error.args = wrapped.groups()
+        raise
 
 
 def _refuse_less_exact(losses: Sequence[tf.Tensor]) -> None:
@@ -120,7 +134,8 @@ def _concatenated(leaves: Sequence):
     return tf.sparse.concat(0, leaves) if isinstance(leaves[0], tf.SparseTensor) else tf.concat(leaves, 0)
 
 
-def _drawn_alike(count: int):
+@contextlib.contextmanager
+def _drawn_alike(count: int) -> Iterator[None]:
     """Makes layers draw the same random numbers for each tower's examples within this block, so that batches that are
     the same stay so."""
 
@@ -133,7 +148,8 @@ def _drawn_alike(count: int):
             "needs. Check the model without that layer."
         )
 
-    return compat.drawn_for_more(alike, refuse)
+    with compat.keras_draws_for_more(alike, refuse), compat.tensorflow_draws_for_more(alike):
+        yield
 
 
 @contextlib.contextmanager

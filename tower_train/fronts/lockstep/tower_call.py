@@ -1,7 +1,6 @@
 """A call of a Keras model in a tower: on values of its variables, which stay as they are."""
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -62,7 +61,7 @@ def tower_call(model: keras.Model, values: Iterable[tuple], x, training: bool) -
 @contextlib.contextmanager
 def drawn_by_example(
     cuts: Sequence[parts.Cut], program: str, op_seeds: Iterator[int], is_off: Callable[[], bool] = lambda: False
-) -> Iterator[None]:
+) -> Iterator[list[tuple[tf.Tensor, Callable]]]:
     """Makes keras.random and tf.random draw for the whole batch within this block, of which the tower takes the rows of
     its examples.
 
@@ -71,15 +70,21 @@ def drawn_by_example(
       program: the name, for messages, of what draws.
       op_seeds: of the draws of tf.random without a seed, the same ones for each tower.
       is_off: tells whether draws are as always just now, as of initial values.
+
+    Yields:
+      The cut draws, as compat.tensorflow_draws_for_more does.
     """
 
     def refuse(name):
         raise errors.ConfigError(
             f"{program} calls keras.random.{name}, which towers cannot draw as one device does. Draw with "
             "keras.random.normal, uniform, truncated_normal, randint or dropout, make the numbers a part of the data, "
-            "or use gpus=1."
+            "or train on one device: gpus=1, of an Estimator RunConfig(num_gpus=1)."
         )
 
-    of_cuts = functools.partial(parts.cut_of_draw, cuts)
-    with compat.drawn_for_more(of_cuts, refuse if cuts else None, op_seeds, is_off):
-        yield
+    def rows(size):
+        return None if is_off() else parts.cut_of_draw(cuts, size)
+
+    of_tensorflow = compat.tensorflow_draws_for_more(rows, op_seeds, is_off)
+    with compat.keras_draws_for_more(rows, refuse if cuts else None), of_tensorflow as draws:
+        yield draws

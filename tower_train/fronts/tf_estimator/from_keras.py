@@ -37,7 +37,7 @@ def model_to_estimator(
       of_keras_2: metric_names_map and export_outputs, for such models only.
 
     Raises:
-      ConfigError: there is not one model, or it is not compiled.
+      ConfigError: there is not one model, or it is not compiled or cannot be loaded.
     """
     if (keras_model is None) == (keras_model_path is None):
         raise errors.ConfigError("model_to_estimator: give either keras_model or keras_model_path.")
@@ -45,13 +45,23 @@ def model_to_estimator(
         return _of_keras_2(keras_model, None, custom_objects, model_dir, config, checkpoint_format, **of_keras_2)
     if of_keras_2:
         raise errors.ConfigError(f"model_to_estimator: {', '.join(of_keras_2)} is for models of Keras 2 only.")
-    model = keras_model or keras.models.load_model(os.fspath(keras_model_path), custom_objects)
+    model = keras_model or _loaded(os.fspath(keras_model_path), custom_objects)
     if not isinstance(model, keras.Model) or not model.compiled:
         raise errors.ConfigError(
             f"model_to_estimator: keras_model is {model!r:.100}; it must be a compiled Keras model. Call its compile() "
             "first."
         )
     return _KerasEstimator(_KerasModelFn(model), model_dir, config)
+
+
+def _loaded(path: str, custom_objects: dict | None) -> keras.Model:
+    try:
+        return keras.models.load_model(path, custom_objects)
+    except (OSError, TypeError, ValueError) as error:
+        raise errors.ConfigError(
+            f"keras_model_path={path}: Keras cannot load it ({str(error).splitlines()[0]}). Give a file that "
+            "model.save() wrote, and custom_objects if it has classes or functions of yours."
+        ) from None
 
 
 class _KerasEstimator(Estimator):

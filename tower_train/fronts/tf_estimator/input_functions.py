@@ -50,9 +50,12 @@ def _input_fn(arrays, batch_size: int, num_epochs: int | None, shuffle: bool) ->
     [count] = {len(array) for array in tf.nest.flatten(arrays)}
 
     def input_fn(config=None):
-        rows = tf.data.Dataset.from_tensor_slices(arrays)
-        rows = rows.shuffle(count) if shuffle else rows
-        batches = rows.repeat(num_epochs).batch(batch_size, drop_remainder=num_epochs is None)
+        order = tf.data.Dataset.range(count)
+        order = order.shuffle(count) if shuffle else order
+        order = order.repeat(num_epochs).batch(batch_size, drop_remainder=num_epochs is None)
+        # The arrays are one element, so that the shuffling does not copy them row by row.
+        batches = tf.data.Dataset.zip((tf.data.Dataset.from_tensors(arrays).repeat(), order))
+        batches = batches.map(lambda all_, at: tf.nest.map_structure(lambda array: tf.gather(array, at), all_))
         if config is not None or tf.executing_eagerly():  # an Estimator gives its config
             return batches.prefetch(1)
         return v1.data.make_one_shot_iterator(batches).get_next()

@@ -1,5 +1,6 @@
 """The batches of an input_fn's data set for several towers, and its arrays."""
 
+import contextlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -47,7 +48,7 @@ class Batches:
     def _next(self):
         with tf.control_dependencies(self.arrivals):  # else towers would get their batches in any order
             element = self._iterator.get_next()
-        self.arrivals = tf.nest.flatten(element, expand_composites=True)
+        self.arrivals = [leaf for leaf in tf.nest.flatten(element, expand_composites=True) if leaf is not None]
         return element
 
     def _take_together(self, num_batches: int, all_reduce: AllReduce) -> list:
@@ -79,16 +80,19 @@ def checked(dataset) -> tf.data.Dataset:
     )
 
 
-def arrays_outside_the_graph():
-    """Keeps large arrays of from_tensor_slices out of the graph within this block, a context manager: it is written to
-    disk several times, and may not exceed 2 GiB."""
+@contextlib.contextmanager
+def arrays_outside_the_graph() -> Iterator[None]:
+    """Keeps large arrays of data sets out of the graph within this block: it is written to disk several times, and may
+    not exceed 2 GiB."""
 
     def outside(leaf):
         is_large = isinstance(leaf, np.ndarray) and leaf.nbytes >= _LARGE_BYTES and not leaf.dtype.hasobject
         return outside_graph(leaf) if is_large else leaf
 
-    def from_tensor_slices(tensors, name=None):
-        return from_slices(tf.nest.map_structure(outside, tensors), name)
+    def changed(make):
+        return staticmethod(lambda tensors, name=None: make(tf.nest.map_structure(outside, tensors), name))
 
-    from_slices = tf.data.Dataset.from_tensor_slices
-    return compat.replaced(tf.data.Dataset, "from_tensor_slices", staticmethod(from_tensor_slices))
+    with contextlib.ExitStack() as stack:
+        for make in (tf.data.Dataset.from_tensor_slices, tf.data.Dataset.from_tensors):
+            stack.enter_context(compat.replaced(tf.data.Dataset, make.__name__, changed(make)))
+        yield

@@ -15,6 +15,7 @@ from tower_train.fronts.lockstep.tower_call import drawn_by_example
 from tower_train.fronts.tf_estimator.captured import Captured, capturing
 from tower_train.fronts.tf_estimator.library import api
 from tower_train.fronts.tf_estimator.training import Training
+from tower_train.graph import random_state
 from tower_train.graph.devices import HOST
 
 v1 = tf.compat.v1
@@ -49,11 +50,11 @@ def build_towers(
     for i, (device, (features, labels)) in enumerate(zip(devices, batches, strict=True)):
         with (
             tf.device(device),
-            _shared_variables(i, created, creating),
             compat.fresh_layer_names(),  # so that a checkpoint fits each graph of a model
             _python_seed(seed),
             capturing(training.worker * len(devices) + i, num_towers, is_first=not i) as captured,
-            drawn_by_example(_cuts(features, captured), "model_fn", itertools.count(), lambda: bool(creating)),
+            drawn_by_example(_cuts(features, captured), "model_fn", itertools.count(), lambda: bool(creating)) as draws,
+            _shared_variables(i, created, creating, draws),
         ):
             specs.append(call(features, labels))
             captures.append(captured)
@@ -68,13 +69,15 @@ def build_towers(
 def _cuts(features, captured: Captured) -> list[parts.Cut]:
     """Returns the rows that a tower's tensors have among those of all towers, whose batches are as large; none if it is
     alone."""
-    tensors = [leaf for leaf in tf.nest.flatten(features) if leaf.shape.rank] if captured.num_towers > 1 else []
-    sizes = [parts.batch_size(tensor) for tensor in tensors]
+    leaves = tf.nest.flatten(features) if captured.num_towers > 1 else []
+    sizes = [parts.batch_size(leaf) for leaf in leaves if leaf is not None and leaf.shape.rank]
     return [parts.Cut(size, captured.tower * size, captured.num_towers * size, size) for size in sizes]
 
 
 @contextlib.contextmanager
-def _shared_variables(index: int, created: dict[str, list[tf.Variable]], creating: list[str]) -> Iterator[None]:
+def _shared_variables(
+    index: int, created: dict[str, list[tf.Variable]], creating: list[str], draws: list[tuple[tf.Tensor, Callable]]
+) -> Iterator[None]:
     """Makes the first tower's block create variables on the host, and later towers' blocks get them.
 
     Those of get_variable are known by their names; those of tf.Variable and of Keras layers, created anew at each call,
@@ -84,6 +87,7 @@ def _shared_variables(index: int, created: dict[str, list[tf.Variable]], creatin
       index: of the tower.
       created: {name: variables} of the first tower, which fills it.
       creating: gets the name of a variable while it is created.
+      draws: those cut by example so far, which initial values must not be.
     """
     left = {name: list(variables) for name, variables in created.items()}
 
@@ -96,6 +100,8 @@ def _shared_variables(index: int, created: dict[str, list[tf.Variable]], creatin
                 f"tower_{index} would create the variable {name!r}, which the first tower did not create. model_fn "
                 "must create the same variables each time it is called."
             )
+        if tf.is_tensor(value := kwargs.get("initial_value")):
+            kwargs["initial_value"] = _drawn_whole(value, draws)
         creating.append(name)
         with tf.device(HOST):
             variable = create_variable(**kwargs)
@@ -118,6 +124,20 @@ def _shared_variables(index: int, created: dict[str, list[tf.Variable]], creatin
             for name in ("assign", "assign_add", "assign_sub"):
                 stack.enter_context(compat.replaced(variable, name, functools.partial(_read, variable)))
         yield
+
+
+def _drawn_whole(value: tf.Tensor, draws: list[tuple[tf.Tensor, Callable]]) -> tf.Tensor:
+    """Returns an initial value, for which tf.random draws as always what was cut as if a size that the batch divides
+    were examples."""
+    needed = random_state.ancestors([value.op])
+    for kept, draw in draws:
+        if kept.op in needed:
+            whole = draw()
+            for consumer in kept.consumers():
+                for i in [i for i, tensor in enumerate(consumer.inputs) if tensor is kept]:
+                    compat.set_input(consumer, i, whole)
+            value = whole if value is kept else value
+    return value
 
 
 def _read(variable: tf.Variable, *args, **kwargs) -> tf.Tensor:

@@ -20,7 +20,7 @@ from tower_train.graph import devices
 v1 = tf.compat.v1
 TRAIN = library.api.ModeKeys.TRAIN
 _OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"  # in checkpoints of models of Keras 2 that name objects, not variables
-_SEED_STEP = 1_000_003  # between the graph seeds of workers
+_OF_A_WORKER = 1_000_003  # numbers of draws without a seed
 
 
 class Estimator(library.estimator.Estimator):
@@ -112,9 +112,7 @@ class Estimator(library.estimator.Estimator):
         dataset = self._call_input_fn(input_fn, mode)
         batches = inputs.Batches(dataset, len(self._placed.towers), training.all_reduce)
         training.batches = batches
-        seed = self._config.tf_random_seed
-        if seed is not None and training.worker:  # their input may be shuffled alike; their towers draw differently
-            v1.set_random_seed(seed + training.worker * _SEED_STEP)
+        compat.skip_draws(training.worker * _OF_A_WORKER)  # else draws that are not cut are the same in all workers
         return batches, None, [*batches.hooks, training]
 
     def _call_model_fn(self, features, labels, mode, config):
