@@ -95,8 +95,7 @@ def mutants_of(path: pathlib.Path) -> Iterator[Mutant]:
                 yield mutant(waited, "[]")
             case ast.Call(ast.Name("reversed" | "sorted"), [values, *_]):
                 yield mutant(node, f"list({text(values)})")
-            case ast.Call(_, _, [_, *_]) if not any(word.arg is None for word in node.keywords):
-                word = node.keywords[-1]
+            case ast.Call(_, _, [*_, word]) if word.arg not in (None, "strict"):  # zip's lists are of one length
                 yield mutant(
                     word.value, "None" if isinstance(word.value, ast.Constant) else f"type({text(word.value)})()"
                 )

@@ -53,7 +53,7 @@ def seeded(rank):
 
 
 def main(folder, fault):
-    cluster = tower_train.cluster.init(worker_timeout_secs=3.0, stall_timeout_secs=1.0 if fault == "asleep" else 60.0)
+    cluster = tower_train.cluster.init(worker_timeout_secs=5.0, stall_timeout_secs=1.0 if fault == "asleep" else 60.0)
     features, rows = data()
     cuts = np.cumsum(range(1, cluster.size)) * EXAMPLES // sum(range(1, cluster.size + 1))  # 4 and 8; 2, 4 and 6
     features, rows = (np.split(each, cuts)[cluster.rank] for each in (features, rows))
