@@ -57,6 +57,26 @@ def test_a_layer_over_the_batch_is_found():
         parallel(Centered()).check(X, Y)
 
 
+class Refusing(keras.layers.Layer):
+    """Refuses a dtype, which its model need not have been built in."""
+
+    refused = None
+
+    def call(self, inputs):
+        if inputs.dtype.name == self.refused:
+            raise errors.GraphError("Not so.\nTake another.")
+        return inputs
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_layers_own_error_keeps_its_lines_and_no_other(dtype):
+    layer = Refusing()
+    model = parallel(layer)
+    layer.refused = dtype
+    with pytest.raises(errors.GraphError, match=r"\ANot so\.\nTake another\.\Z"):
+        model.check(X, Y)
+
+
 def test_too_few_examples_are_refused():
     with pytest.raises(errors.ConfigError, match="fewer than 8 examples, 4 for each of 2 towers"):
         parallel().check(X[:7], Y[:7])

@@ -10,9 +10,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.training import training as training_module
 
 import tower_train
 from tower_train.fronts import compat
+from tower_train.fronts.tf_estimator import library
 
 v1 = tf.compat.v1
 PRIVATE = re.compile(
@@ -262,6 +264,26 @@ def test_draws_of_tensorflow_for_more_rows_have_the_same_seeds():
         for whole, part, other in zip(drawn(8, seed), drawn(3, seed, 5), drawn(3, seed, 0, True), strict=True):
             np.testing.assert_array_equal(part, whole[5:])
             assert len(np.unique(whole)) > 1 and not np.array_equal(other, part)
+
+
+def test_image_layers_take_pythons_numbers_as_floatx():
+    before = keras.config.floatx()
+    keras.config.set_floatx("float64")
+    try:
+        with tf.Graph().as_default(), compat.python_floats():  # outside of it RandomRotation multiplies by a float32
+            images = tf.ones([2, 8, 8, 3], tf.float64)
+            assert keras.layers.RandomRotation(0.1, dtype="float64")(images, training=True).dtype == tf.float64
+    finally:
+        keras.config.set_floatx(before)
+
+
+def test_a_session_is_opened_by_another_function_and_a_stop_withdrawn():
+    with compat.replaced(training_module, "MonitoredTrainingSession", dict):
+        assert library.estimator.training.MonitoredTrainingSession(master="a") == {"master": "a"}
+    context = v1.train.SessionRunContext(None, None)
+    context.request_stop()
+    context._stop_requested = False
+    assert not context.stop_requested
 
 
 def test_masks_and_logits_go_from_layers_to_losses():

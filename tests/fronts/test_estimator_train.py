@@ -54,11 +54,13 @@ def test_hooks_find_the_first_towers_tensors_by_the_models_own_names_and_end_the
     assert shown.Scalars("loss")[0].value == pytest.approx(np.mean(Y[: 2 * BATCH] ** 2))  # the mean over towers
 
 
-def test_large_arrays_of_the_input_do_not_get_into_the_files(tmp_path):
+@pytest.mark.parametrize("make_dataset", ["from_tensor_slices", "from_tensors"])
+def test_large_arrays_of_the_input_do_not_get_into_the_files(tmp_path, make_dataset):
     large = np.tile(X, [1000, 1])  # 1.1 MB
 
     def large_input_fn():
-        return tf.data.Dataset.from_tensor_slices(({"x": large}, np.tile(Y, 1000))).batch(BATCH)
+        dataset = getattr(tf.data.Dataset, make_dataset)(({"x": large}, np.tile(Y, 1000)))
+        return (dataset.unbatch() if make_dataset == "from_tensors" else dataset).batch(BATCH)
 
     estimator = make(tmp_path, 2).train(large_input_fn, steps=3)
     np.testing.assert_allclose(weights_of(estimator), expected_weights(3, 2), atol=1e-12)

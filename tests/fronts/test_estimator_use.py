@@ -10,6 +10,7 @@ from regression import X, Y, expected_weights, input_fn, make, model_fn
 
 from tower_train import errors
 from tower_train import estimator as tf_estimator
+from tower_train.fronts.tf_estimator import library
 
 v1 = tf.compat.v1
 
@@ -89,3 +90,46 @@ def test_train_and_evaluate_evaluates_and_exports_what_it_trains(tmp_path):
     assert [event.step for event in shown] == [4, 8] and shown[-1].value == error
     assert exported[0].decode() == str(max((tmp_path / "export" / "latest").iterdir()))
     assert tf_estimator.train_and_evaluate(make(tmp_path, 2), train, evaluate) == (None, None)
+
+
+def test_listeners_and_hooks_hear_what_they_do_on_one_device_of_the_library(tmp_path):
+    """In the library's order, over a restart too; a hook evaluates meanwhile."""
+
+    def heard(estimator, towers):
+        calls = []
+
+        class Hook(v1.train.SessionRunHook):
+            def __init__(self, name):
+                self.name = name
+
+            def begin(self):
+                calls.append((self.name, "begin"))
+
+            def after_run(self, run_context, run_values):
+                calls.append((self.name, "run"))
+
+            def end(self, session):
+                calls.append((self.name, "end"))
+
+        class Listener(v1.train.CheckpointSaverListener):
+            def before_save(self, session, global_step_value):
+                calls.append(("before", global_step_value))
+
+            def after_save(self, session, global_step_value):
+                calls.append(("after", global_step_value))
+
+        for end in (3, 5):
+            evaluator = tf_estimator.experimental.InMemoryEvaluatorHook(estimator, input_fn, every_n_iter=2)
+            hooks = [Hook("first"), Hook("second"), evaluator]
+            estimator.train(lambda: input_fn(4 // towers, None), hooks, max_steps=end, saving_listeners=[Listener()])
+        shown = jobs.events(os.path.join(estimator.model_dir, "eval")).Scalars("average_loss")
+        return calls, [event.step for event in shown], np.array([event.value for event in shown])
+
+    model = dict(feature_columns=[tf.feature_column.numeric_column("x", [3])], optimizer="SGD")
+    config = lambda towers: tf_estimator.RunConfig(num_gpus=towers, save_checkpoints_steps=2)  # noqa: E731
+    one, two = (
+        heard(module.LinearRegressor(model_dir=tmp_path / f"{towers}", config=config(towers), **model), towers)
+        for module, towers in ((library.api, 1), (tf_estimator, 2))
+    )
+    assert two[:2] == one[:2] and ("after", 5) in two[0]
+    np.testing.assert_allclose(two[2], one[2], rtol=1e-5)

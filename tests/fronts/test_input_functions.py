@@ -59,6 +59,10 @@ def test_shuffled_epochs_hold_each_row_once_in_another_order():
     orders = {tuple(labels) for _, labels in epochs}
     assert len(orders) == 3 and {tuple(sorted(order)) for order in orders} == {tuple(x)}
     assert all(features["x"] == labels for features, labels in epochs)
+    with tf.Graph().as_default() as graph:
+        numpy_input_fn(x, None, shuffle=True)(config=tf_estimator.RunConfig())
+        [shuffled] = [op for op in graph.get_operations() if op.type.startswith("Shuffle")]
+    assert shuffled.inputs[0].op.type == "RangeDataset"  # of indices: rows would be copied
 
 
 def test_forms_of_x_and_y_are_kept_and_mistakes_are_the_librarys():

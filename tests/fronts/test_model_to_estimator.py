@@ -171,6 +171,7 @@ def test_a_model_of_a_file_is_exported_before_it_is_trained(tmp_path):
     [
         ({"keras_model": network()}, "must be a compiled Keras model. Call its compile"),
         ({"keras_model": "model"}, "must be a compiled Keras model"),
+        ({"keras_model_path": __file__}, r"Keras cannot load it \(.*\)\. Give a file that model.save"),
         ({}, "either keras_model or keras_model_path"),
         ({"keras_model": network(), "keras_model_path": "file"}, "either keras_model or keras_model_path"),
         ({"keras_model": compiled(network()), "metric_names_map": {}}, "metric_names_map is for models of Keras 2"),

@@ -18,6 +18,18 @@ from tower_train.proof.rounding import EACH, SEEDS, STEPS, compare_values, epsil
 _REMARKS = re.compile(r"Exception encountered when calling .*?\x1b\[1m(.*)\x1b\[0m.*", re.DOTALL)
 
 
+@contextlib.contextmanager
+def _without_remarks() -> Iterator[None]:
+    """Takes from a user's error within this block what Keras puts around it: where it was, and the arguments."""
+    try:
+        yield
+    except errors.UserError as error:
+        if wrapped := _REMARKS.fullmatch(str(error)):
+            error.args = wrapped.groups()
+        raise
+
+
+@_without_remarks()
 def compare_steps(
     towers: keras.Model, alone: keras.Model, data: Sequence, count: int,
     rehearse: Callable[..., Sequence[keras.optimizers.Optimizer]],
@@ -44,7 +56,7 @@ def compare_steps(
     of_optimizers = [variable for each in rehearse(rows) for variable in each.variables]
     variables = list({id(v): v for v in [*alone.variables, *of_optimizers, *alone.metrics_variables]}.values())
     drawn_alike = _drawn_alike(count) if normalizes else contextlib.nullcontext()
-    with _without_remarks(), drawn_alike, _traced_anew(towers, alone):
+    with drawn_alike, _traced_anew(towers, alone):
         try:
             with compat.in_float64(variables), floatx("float64"):
                 rehearse(rows, losses := [])
@@ -57,17 +69,6 @@ def compare_steps(
         with _traced_anew(towers, alone):
             line = _compared(towers, alone, rows, variables, count, normalizes, alone.compute_dtype)
             return f"{line}. In float64: {reason}"
-
-
-@contextlib.contextmanager
-def _without_remarks() -> Iterator[None]:
-    """Takes from a user's error within this block what Keras puts around it: where it was, and the arguments."""
-    try:
-        yield
-    except errors.UserError as error:
-        if wrapped := _REMARKS.fullmatch(str(error)):
-            error.args = wrapped.groups()
-        raise
 
 
 def _refuse_less_exact(losses: Sequence[tf.Tensor]) -> None:
