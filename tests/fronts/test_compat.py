@@ -266,15 +266,20 @@ def test_draws_of_tensorflow_for_more_rows_have_the_same_seeds():
             assert len(np.unique(whole)) > 1 and not np.array_equal(other, part)
 
 
-def test_image_layers_take_pythons_numbers_as_floatx():
-    before = keras.config.floatx()
-    keras.config.set_floatx("float64")
-    try:
-        with tf.Graph().as_default(), compat.python_floats():  # outside of it RandomRotation multiplies by a float32
-            images = tf.ones([2, 8, 8, 3], tf.float64)
-            assert keras.layers.RandomRotation(0.1, dtype="float64")(images, training=True).dtype == tf.float64
-    finally:
-        keras.config.set_floatx(before)
+def test_draws_that_are_skipped_are_those_of_earlier_ones():
+    with tf.Graph().as_default():
+        tf.random.set_seed(1)
+        seeds = [v1.get_seed(None) for _ in range(3)]
+    with tf.Graph().as_default():
+        tf.random.set_seed(1)
+        compat.skip_draws(2)
+        assert v1.get_seed(None) == seeds[2] != seeds[0]
+
+
+def test_image_layers_take_pythons_numbers_as_floatx(float64):
+    with tf.Graph().as_default(), compat.python_floats():  # outside of it RandomRotation multiplies by a float32
+        images = tf.ones([2, 8, 8, 3], tf.float64)
+        assert keras.layers.RandomRotation(0.1, dtype="float64")(images, training=True).dtype == tf.float64
 
 
 def test_a_session_is_opened_by_another_function_and_a_stop_withdrawn():
