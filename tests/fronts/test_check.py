@@ -77,6 +77,14 @@ def test_a_layers_own_error_keeps_its_lines_and_no_other(dtype):
         model.check(X, Y)
 
 
+@pytest.mark.parametrize(
+    ("factor", "why"), [(0, "no weight changes in 2 steps"), (np.nan, "the loss of 8 examples is not finite")]
+)
+def test_what_shows_nothing_is_said_so(factor, why):
+    line = parallel(keras.layers.Dense(8)).check(X, Y, factor * WEIGHTS)
+    assert line.startswith(f"*** towers: nothing to compare: {why}")
+
+
 def test_too_few_examples_are_refused():
     with pytest.raises(errors.ConfigError, match="fewer than 8 examples, 4 for each of 2 towers"):
         parallel().check(X[:7], Y[:7])

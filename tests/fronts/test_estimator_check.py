@@ -60,6 +60,17 @@ def test_what_is_not_a_mean_over_examples_is_found(tmp_path, fn):
 
 
 @pytest.mark.parametrize(
+    ("factor", "why"), [(0, "no weight changes in 2 steps"), (float("nan"), "the loss of 8 examples is not finite")]
+)
+def test_what_shows_nothing_is_said_so(tmp_path, factor, why):
+    def fn(features, labels, mode, params):
+        return model_fn({"x": factor * features["x"]}, factor * labels, mode, params)
+
+    line = tf_estimator.check(make(tmp_path, 2, fn), input_fn)
+    assert line.startswith(f"*** towers: nothing to compare: {why}")
+
+
+@pytest.mark.parametrize(
     ("towers", "given", "error"),
     [
         (1, input_fn, r"with one device. Give RunConfig\(num_gpus=2\) or more"),

@@ -40,6 +40,14 @@ def with_others(features, training):
     return plain(features, training) * tf.cast(rate, features.dtype)
 
 
+def kinked(features, training):
+    """In float32, with a kernel whose roundings are few, but more with fewer examples, and a kink among them."""
+    bend = tf.compat.v1.get_variable("bend", [], tf.float32, tf.ones_initializer())
+    rounding = 2.0**-23
+    lesser = 20 * rounding if features.shape[0] == 4 else 0.0
+    return in_float32(features, training) + [1e-3, 0, 0] * tf.nn.relu(bend * (1 + lesser) - (1 + 8 * rounding))
+
+
 @pytest.mark.parametrize(
     ("inference", "options", "dtype", "least"),
     [
@@ -50,11 +58,12 @@ def with_others(features, training):
         (normalized, IN_TURN, "float64", 1e-11),
         (in_float32, MIRRORED, "float32", 1e-5),
         (with_others, {}, "float32", 1e-5),
+        (kinked, dict(batch_size=4), "float32", 1e-3),
     ],
 )
 def test_towers_that_are_one_are_shown_to_be(inference, options, dtype, least):
     outcome = compared(inference, **options)
-    assert not outcome.differs
+    assert not outcome.differs, outcome.differs
     assert (outcome.towers, outcome.steps, outcome.examples, outcome.dtype) == (2, 3, 8, dtype)
     assert outcome.relative < least
     assert outcome.line.startswith("towers:   2 equal 1 on this network to ")

@@ -1,6 +1,6 @@
 """The limit of what rounding explains, and the comparison of two trainings by it: for Keras models and Estimators."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import ml_dtypes
 import numpy as np
@@ -9,9 +9,10 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.graph.random_state import ancestors
 
-SENSITIVITY = 100  # differences that are at most this times what one rounding of each weight changes are none
+_SENSITIVITY = 100  # differences that are at most this times what one rounding of each weight changes are none
 # Of trainings from rounded weights: several, as Adam takes whole steps by gradients of nothing but rounding too (of a
-# bias before batch normalisation).
+# bias before batch normalisation), and further and further away, as kernels round more than once, and the kink of an
+# activation (a single ReLU that flips) shows from there only.
 SEEDS = range(4)
 MOST_NOISE = 1e-3  # of towers that are said to be equal
 STEPS, EACH = 2, 4  # of a comparison; examples of a tower
@@ -28,9 +29,34 @@ def few_roundings(rounding: float) -> float:
 
 
 def rounded(value: np.ndarray, rounding: float, seed: int) -> np.ndarray:
-    """Returns a value with each number rounded to one side or the other."""
+    """Returns a value with each number moved by 4**seed roundings to one side or the other."""
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], value.shape)
-    return (value * (1 + rounding * signs)).astype(value.dtype)
+    return (value * (1 + rounding * 4**seed * signs)).astype(value.dtype)
+
+
+def explained(change: float, seed: int) -> float:
+    """Returns the difference up to which rounding explains one, by the change that `rounded` weights make."""
+    return _SENSITIVITY / 4**seed * change
+
+
+def largest(value) -> float:
+    """Returns the largest finite magnitude in an array."""
+    value = np.abs(np.asarray(value))
+    found = value.max(initial=0)
+    return float(found if np.isfinite(found) else value[np.isfinite(value)].max(initial=0))
+
+
+def distance(one, other) -> float:
+    """Returns the largest difference of two arrays; inf if it is not finite where they differ."""
+    one, other = (np.asarray(value) for value in (one, other))
+    if one.dtype.kind not in "fc":
+        one, other = one.astype(np.float64), other.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        absolute = np.abs(one - other).max(initial=0)
+        if not np.isfinite(absolute):  # both may be: that is no difference
+            apart = np.where((one == other) | (np.isnan(one) & np.isnan(other)), 0, np.abs(one - other))
+            absolute = np.nan_to_num(apart, nan=np.inf, posinf=np.inf).max(initial=0)
+    return float(absolute)
 
 
 def least_exact(losses: Sequence[tf.Tensor], weights: Collection[tf.Operation]) -> tf.Tensor:
@@ -48,15 +74,22 @@ def least_exact(losses: Sequence[tf.Tensor], weights: Collection[tf.Operation]) 
     return min(tensors, key=lambda tensor: (tensor.dtype.size, tensor.dtype == tf.float16))
 
 
+def not_finite(count: int) -> str:
+    """Returns the line for people of a training of so many towers that ends with no numbers."""
+    return f"*** towers: nothing to compare: the loss of {EACH * count} examples is not finite, or its gradients"
+
+
 def compare_values(
-    names: Sequence[str], one: Sequence, several: Sequence, nearby: Iterable[Sequence], count: int, about: str
-) -> str:
+    names: Sequence[str], one: Sequence, several: Sequence, nearby: Iterable[Sequence], before: Mapping, count: int,
+    about: str,
+) -> str:  # fmt: skip
     """Compares the values of variables after the steps.
 
     Args:
       names: of the variables.
       one, several: their values with one device and with the towers, arrays.
-      nearby: the values with one device whose weights were rounded, one training after the other, as far as needed.
+      nearby: the values with one device whose weights were `rounded`, for one seed after the other, as far as needed.
+      before: {index: value before the steps} of the weights.
       count: of the towers.
       about: what else was the same, for the line.
 
@@ -66,28 +99,28 @@ def compare_values(
     Raises:
       GraphError: rounding does not explain the difference of a variable; the message names it.
     """
-    about = f"{STEPS} steps of {EACH * count} examples{about}"
-    distances, noise, nearby = list(map(_distance, one, several)), [0.0] * len(names), iter(nearby)
-    scales = [np.abs(value).max(initial=0) for value in one]
+    steps = f"{STEPS} steps of {EACH * count} examples"
+    distances, nearby = list(map(distance, one, several)), enumerate(nearby)
+    scales = list(map(largest, one))
     limits = [few_roundings(epsilon(v.dtype)) * scale for v, scale in zip(one, scales, strict=True)]
-    while differing := [i for i, d in enumerate(distances) if not d <= max(limits[i], SENSITIVITY * noise[i])]:
-        if (other := next(nearby, None)) is None:
+    while differing := [i for i, d in enumerate(distances) if d > limits[i]]:
+        seed, other = next(nearby, (0, None))
+        if other is None:
             i = differing[0]
             raise errors.GraphError(
                 f"{count} towers differ from one device on this model: {names[i]} by "
-                f"{distances[i] / (scales[i] or 1):.0e} after {about}. A layer or a loss computes over the examples of "
-                "a batch, of which a tower has a part only, or draws random numbers by tower."
+                f"{distances[i] / (scales[i] or 1):.0e} after {steps}{about}. A layer or a loss computes over the "
+                "examples of a batch, of which a tower has a part only, or draws random numbers by tower."
             )
-        noise = list(map(max, noise, map(_distance, one, other)))
-    largest = max(distance / max(scale, 1) for distance, scale in zip(distances, scales, strict=True))
-    if largest > MOST_NOISE:
+        limits = [max(x, explained(distance(*pair), seed)) for x, *pair in zip(limits, one, other, strict=True)]
+    if not all(np.isfinite(one[i]).all() for i in before):
+        return not_finite(count)
+    if all(np.array_equal(value, one[i]) for i, value in before.items()):
+        return f"*** towers: nothing to compare: no weight changes in {steps}"
+    gap = max(apart / max(scale, 1) for apart, scale in zip(distances, scales, strict=True))
+    if gap > MOST_NOISE:
         return (
-            f"*** {count} towers differ from one device by {largest:.0e}, as one device does once its weights are "
+            f"*** {count} towers differ from one device by {gap:.0e}, as one device does once its weights are "
             "rounded: this model magnifies roundings so much that nothing can be told"
         )
-    return f"{count} towers equal one device on this model to {largest:.0e} ({about})"
-
-
-def _distance(one: np.ndarray, other: np.ndarray) -> float:
-    wide = np.result_type(one.dtype, np.float64)  # of unsigned numbers too
-    return np.abs(one.astype(wide) - other.astype(wide)).max(initial=0)
+    return f"{count} towers equal one device on this model to {gap:.0e} ({steps}{about})"

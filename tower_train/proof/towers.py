@@ -18,7 +18,7 @@ from tower_train.console import ProgressBar, say
 from tower_train.examples import Examples
 from tower_train.graph.record import TrainingGraph
 from tower_train.proof import normalization, operations
-from tower_train.proof.rounding import MOST_NOISE, SEEDS, SENSITIVITY, epsilon, few_roundings, least_exact, rounded
+from tower_train.proof.rounding import MOST_NOISE, SEEDS, epsilon, explained, few_roundings, least_exact, rounded
 from tower_train.proof.trial import LOSS, Begun, Gap, Trial, first_steps, gaps_after
 from tower_train.workload import Workload
 
@@ -262,24 +262,25 @@ def _train(first: Begun, other: Begun, steps: int, resumes: bool = False) -> tup
 
 
 def _beyond(gaps: Sequence[Gap], rounding: float, noise: Mapping[tuple[str, int], float] | None = None) -> list[Gap]:
-    """Returns the gaps that rounding does not explain. noise: {(name, step): change by one rounding of each weight}."""
+    """Returns the gaps that rounding does not explain. noise: {(name, step): what it explains, as seen}."""
     noise = noise or {}
 
     def limit(gap: Gap) -> float:
-        return max(few_roundings(rounding) * gap.scale, SENSITIVITY * noise.get((gap.name, gap.step), 0.0))
+        return max(few_roundings(rounding) * gap.scale, noise.get((gap.name, gap.step), 0.0))
 
     return [gap for gap in gaps if gap.absolute > limit(gap)]
 
 
 def _beyond_noise(trial: Trial, gaps: Sequence[Gap], steps: int, rounding: float) -> Sequence[Gap]:
-    """Returns the gaps that are beyond what one rounding of each weight changes, the most of several trainings."""
+    """Returns the gaps that are beyond what trainings from rounded weights explain."""
     noise: dict[tuple[str, int], float] = {}
     weights = trial.initial_weights()
     for seed in SEEDS:
         near = {name: rounded(value, rounding, seed) for name, value in weights.items()}
         with trial.begun() as first, trial.begun(near) as other:
             for gap in _train(first, other, steps)[0]:
-                noise[gap.name, gap.step] = max(gap.absolute, noise.get((gap.name, gap.step), 0.0))
+                of = gap.name, gap.step
+                noise[of] = max(explained(gap.absolute, seed), noise.get(of, 0.0))
         if not (gaps := _beyond(gaps, rounding, noise)):
             break
     return gaps

@@ -12,6 +12,7 @@ from tower_train.console import ProgressBar
 from tower_train.examples import Examples
 from tower_train.graph import devices
 from tower_train.graph.training import training_graph
+from tower_train.proof.rounding import distance, largest
 from tower_train.workload import Workload
 
 v1 = tf.compat.v1
@@ -123,8 +124,8 @@ class Gap:
 
 def gaps_after(step: int, one: Begun, other: Begun) -> list[Gap]:
     """Returns the gaps after a step in both sessions: of the loss, the gradients and then the variables."""
-    gradient = max(map(_largest, one.gradients.values()), default=0.0)
-    weight = max((_largest(one.variables[name]) for name in one.trial.weights), default=0.0)
+    gradient = max(map(largest, one.gradients.values()), default=0.0)
+    weight = max((largest(one.variables[name]) for name in one.trial.weights), default=0.0)
     return [
         *(_gap(name, step, value, other.loss[name], 0.0, 0.0) for name, value in one.loss.items()),
         *(
@@ -138,22 +139,8 @@ def gaps_after(step: int, one: Begun, other: Begun) -> list[Gap]:
     ]
 
 
-def _gap(name: str, step: int, one, other, least: float, largest: float) -> Gap:
-    one, other = (np.asarray(value) for value in (one, other))
-    if one.dtype.kind not in "fc":
-        one, other = one.astype(np.float64), other.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        absolute = np.abs(one - other).max(initial=0)
-        if not np.isfinite(absolute):  # both may be: that is no difference
-            distance = np.where((one == other) | (np.isnan(one) & np.isnan(other)), 0, np.abs(one - other))
-            absolute = np.nan_to_num(distance, nan=np.inf, posinf=np.inf).max(initial=0)
-    return Gap(name, step, float(absolute), max(least, _largest(one)), largest)
-
-
-def _largest(value) -> float:
-    value = np.abs(np.asarray(value))
-    largest = value.max(initial=0)
-    return float(largest if np.isfinite(largest) else value[np.isfinite(value)].max(initial=0))
+def _gap(name: str, step: int, one, other, least: float, most: float) -> Gap:
+    return Gap(name, step, distance(one, other), max(least, largest(one)), most)
 
 
 def first_steps(gaps: Sequence[Gap]) -> list[Gap]:

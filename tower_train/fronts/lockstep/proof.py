@@ -102,7 +102,8 @@ def _compared(
     about = f", {dtype}" + ", the same for each tower, as batch normalisation is by tower" * normalizes
     try:
         names, nearby = [variables[i].path for i in compared], (after(alone, seed) for seed in SEEDS)
-        return compare_values(names, after(alone), after(towers), nearby, count, about)
+        begun = {i: before[j] for i, j in enumerate(compared) if id(variables[j]) in weights}
+        return compare_values(names, after(alone), after(towers), nearby, begun, count, about)
     finally:
         for variable, value in zip(variables, before, strict=True):
             variable.assign(value)
