@@ -128,7 +128,7 @@ def own(outputs, labels):
 def test_a_metric_of_the_workloads_own_goes_the_way_it_says_also_after_an_earlier_version_took_the_greatest(
     tmp_path, capsys
 ):
-    """That wrote no direction down."""
+    """The earlier one wrote no direction down."""
     workload = hasty(own, mode={"off by": "min"})
     jobs.train_toy(tmp_path, workload=workload, keep_best=True, **EVERY | {"max_steps": 15})
     best = jobs.read_json(tmp_path, "best.json")

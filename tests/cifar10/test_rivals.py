@@ -21,7 +21,7 @@ v1 = tf.compat.v1
 CLASSES, PER_FILE = 10, 40
 MODELS = ["convnet", "cifar10_94", "cifar10_95"]
 MIRRORED = "keras/MirroredStrategy 2"
-needs_torch = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="PyTorch is not installed")
+needs_torch = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="no PyTorch, a rival only")
 
 
 def rivals_of(model):

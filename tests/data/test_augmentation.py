@@ -87,7 +87,7 @@ def test_randaugment_is_pillows_operation_by_operation(shape, magnitude):
 
 
 def test_the_mean_of_a_large_image_is_that_of_pillow():
-    """Where it is half a grey, or just below, by less than float32 tells apart."""
+    """Also if it is half a grey, or just below, by less than float32 tells apart."""
     images = np.full([2, 512, 512, 1], 200, np.uint8)
     for image, count in zip(images.reshape(2, -1), (2**17 - 1, 2**17), strict=True):
         image[:count] = 201

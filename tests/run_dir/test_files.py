@@ -16,7 +16,7 @@ FILES = ["run.json", "result.json", "best.json", "metrics.jsonl", ".lock", ".res
 
 @pytest.fixture
 def run(run):
-    """What waits for more than 60 seconds is ended."""
+    """A process that waits for more than 60 seconds is ended."""
     signal.alarm(60)
     yield run
     signal.alarm(0)
