@@ -251,7 +251,7 @@ class AllReduce:
         if self._kind == "add_n" or self.num_workers > 1:
             turn = len(self.operations) % count  # the devices take turns
             with tf.device(self._devices[turn]):
-                mean = tf.add_n(buffers) / count
+                mean = tf.add_n(buffers) / count if count > 1 else buffers[0]
             if self.num_workers > 1:
                 [mean] = self._mean_on([mean], [self._devices[turn]], f"{_DEVICES} {turn}", self.num_workers)
             self.operations.append(mean.op)
