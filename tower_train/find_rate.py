@@ -139,8 +139,7 @@ def main(argv) -> int:
             "a larger batch, and look whether the network can learn at all."
         )
     factor = schedule.largest_factor(config)  # of the steps' rates over the option
-    chosen = f"--learning_rate={rate / factor:.2g}"
-    chosen += f" ({config.optimizer}, {config.global_batch} examples a step)"
+    chosen = f"--learning_rate={rate / factor:.2g} ({config.optimizer}, {config.global_batch} examples a step)"
     console.say(f"Rate:     {chosen}")
     console.say(draw(np.divide(rates, factor), losses, rate / factor, chosen))
     return 0
