@@ -23,7 +23,9 @@ def parallel(*layers):
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input([4]), *layers, keras.layers.Dense(3)])
     model = multi_gpu_model(model, gpus=2)
-    model.compile(keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.compile(
+        keras.optimizers.AdamW(0.01, weight_decay=0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
     return model
 
 

@@ -22,6 +22,7 @@ ONE, EQUAL = np.ones(3), "2 towers equal one device on this model to "
         (0, np.nan, 1, [np.nan], ""),
         (0, np.nan, np.nan, [], "*** towers: nothing to compare: the loss of 8 examples is not finite"),
         (1, 1, 1, [], "*** towers: nothing to compare: no weight changes in 2 steps of 8 examples"),
+        (1, 0.5, 0.5, [], "*** towers: nothing to compare: no weight changes in 2 steps of 8 examples, but for weight"),
         (1, 1, 2, [1], ""),
     ],
 )

@@ -59,6 +59,11 @@ def distance(one, other) -> float:
     return float(absolute)
 
 
+def is_near(one: np.ndarray, other: np.ndarray) -> bool:
+    """Returns whether two arrays differ by no more than a few roundings."""
+    return distance(one, other) <= few_roundings(epsilon(one.dtype)) * largest(one)
+
+
 def least_exact(losses: Sequence[tf.Tensor], weights: Collection[tf.Operation]) -> tf.Tensor:
     """Returns the tensor of the least exact dtype on the way from weights to losses.
 
@@ -115,8 +120,8 @@ def compare_values(
         limits = [max(x, explained(distance(*pair), seed)) for x, *pair in zip(limits, one, other, strict=True)]
     if not all(np.isfinite(one[i]).all() for i in before):
         return not_finite(count)
-    if all(np.array_equal(value, one[i]) for i, value in before.items()):
-        return f"*** towers: nothing to compare: no weight changes in {steps}"
+    if all(_is_scaled(value, one[i]) for i, value in before.items()):
+        return f"*** towers: nothing to compare: no weight changes in {steps}, but for weight decay"
     gap = max(apart / max(scale, 1) for apart, scale in zip(distances, scales, strict=True))
     if gap > MOST_NOISE:
         return (
@@ -124,3 +129,13 @@ def compare_values(
             "rounded: this model magnifies roundings so much that nothing can be told"
         )
     return f"{count} towers equal one device on this model to {gap:.0e} ({steps}{about})"
+
+
+def _is_scaled(before: np.ndarray, after: np.ndarray) -> bool:
+    """Returns whether an array has not changed but by a factor, as by weight decay alone."""
+    before, change = np.float64(before).ravel(), np.float64(after).ravel() - np.float64(before).ravel()
+    if before.size < 2 or not change.any():  # any change of a single number is a factor
+        return not change.any()
+    i = np.abs(before).argmax()
+    rate = change[i] / before[i] if before[i] else 0.0
+    return largest(change - rate * before) <= 0.01 * largest(change)

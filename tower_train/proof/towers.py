@@ -6,6 +6,7 @@ normalisation is computed synchronised in both, since it differs by tower otherw
 
 import contextlib
 import dataclasses
+import math
 import time
 from collections.abc import Mapping, Sequence
 
@@ -149,12 +150,17 @@ def compare_towers(workload: Workload, examples: Examples, config: Config, graph
 def _is_large(graph: TrainingGraph) -> bool:
     """Returns whether a run's tower takes long to build, or its steps in float64."""
     ops = [op for op in graph.graph.get_operations() if op.name.startswith("tower_0/")]
-    products = 0
-    for op in ops:
-        is_forward = not op.name.startswith("tower_0/gradients/")
-        if is_forward and op.type.endswith(("MatMul", "Conv2D", "Conv3D")):  # products with each row of the weights
-            products += (op.outputs[0].shape.num_elements() or 0) * (op.inputs[1].shape[:-1].num_elements() or 0)
+    products = sum(_products(op) for op in ops if not op.name.startswith("tower_0/gradients/"))
     return len(ops) > _LARGE or products > _HEAVY * graph.layout.tower_batch
+
+
+def _products(op: tf.Operation) -> float:
+    """Returns about how many multiplications an operation of a forward pass takes; 0 where shapes are unknown."""
+    if op.type.endswith(("MatMul", "Conv2D", "Conv3D")):  # products with each row of the weights
+        return (op.outputs[0].shape.num_elements() or 0) * (op.inputs[1].shape[:-1].num_elements() or 0)
+    if op.type in ("Einsum", "BatchMatMulV2") and len(op.inputs) == 2:  # m n, n k and m k numbers
+        return math.sqrt(math.prod(tensor.shape.num_elements() or 0 for tensor in (*op.inputs, op.outputs[0])))
+    return 0
 
 
 def _beyond_memory(graph: TrainingGraph) -> list[Exception]:

@@ -13,8 +13,9 @@ from tower_train.fronts import compat
 from tower_train.fronts.tf_estimator import inputs
 from tower_train.fronts.tf_estimator.tower_estimator import TRAIN, Estimator
 from tower_train.fronts.tf_estimator.training import NonFiniteLossError
+from tower_train.proof import rounding
 from tower_train.proof.normalization import is_over_batch
-from tower_train.proof.rounding import EACH, SEEDS, STEPS, compare_values, epsilon, not_finite, rounded
+from tower_train.proof.rounding import EACH, STEPS
 
 v1 = tf.compat.v1
 
@@ -60,22 +61,24 @@ def check(estimator: Estimator, input_fn: Callable) -> str:
         try:
             one = train(one_tower, alike=False)
         except NonFiniteLossError:
-            return not_finite(count)
+            return rounding.not_finite(count)
         if one.normalizes:
             one = train(one_tower, True, one.first)
         several = train({}, one.normalizes, one.first)
 
         def nearby():
-            if not one.equals(train(one_tower, one.normalizes, one.first)):
+            if not one.is_near(train(one_tower, one.normalizes, one.first)):
                 return  # it draws, and others' differences are no rounding
-            for seed in SEEDS:
-                near = {n: rounded(v, epsilon(v.dtype), seed) if n in one.weights else v for n, v in one.first.items()}
+            for seed in rounding.SEEDS:
+                near = dict(one.first)
+                for name in one.weights:
+                    near[name] = rounding.rounded(near[name], rounding.epsilon(one.last[name].dtype), seed)
                 yield [*train(one_tower, one.normalizes, near).last.values()]
 
         about = ", the same for each tower, as batch normalisation is by tower" * one.normalizes
         values = ([each.last[name] for name in one.last] for each in (one, several))
         before = {i: one.first[name] for i, name in enumerate(one.last) if name in one.weights}
-        return compare_values(list(one.last), *values, nearby(), before, count, about)
+        return rounding.compare_values(list(one.last), *values, nearby(), before, count, about)
 
 
 def _save_examples(estimator: Estimator, input_fn: Callable, path: str, number: int) -> None:
@@ -93,18 +96,26 @@ class _Variables(v1.train.SessionRunHook):
       first, last: the values.
       weights: the names of the variables that are trained.
       normalizes: whether batches are normalised.
+      is_exact: whether the loss is computed in float64.
     """
 
     def __init__(self, first: dict | None):
         self.first = first
 
-    def equals(self, other: "_Variables") -> bool:
-        return all(np.array_equal(value, other.last[name], equal_nan=True) for name, value in self.last.items())
+    def is_near(self, other: "_Variables") -> bool:
+        return all(rounding.is_near(value, other.last[name]) for name, value in self.last.items())
+
+    def as_exact(self, value: np.ndarray) -> np.ndarray:
+        """Returns a value in float32 if the loss is computed in that, as by v1.losses, or in less."""
+        return value if self.is_exact or value.dtype != np.float64 else value.astype(np.float32)
 
     def begin(self):
         self._variables = {v.op.name: v for v in v1.global_variables()}
         self.weights = {v.op.name for v in v1.trainable_variables()}
         self.normalizes = any(map(is_over_batch, v1.get_default_graph().get_operations()))
+        losses = [op.inputs[1] for op in v1.get_default_graph().get_operations() if op.name == "loss"]  # its summary
+        weights = [v.handle.op if hasattr(v, "handle") else v.op for v in v1.trainable_variables()]
+        self.is_exact = not losses or rounding.least_exact(losses, weights).dtype == tf.float64
 
     def after_create_session(self, session, coord):
         self.first = self.first or session.run(self._variables)
@@ -113,4 +124,4 @@ class _Variables(v1.train.SessionRunHook):
         session.run(list(initializers.values()), feeds)
 
     def end(self, session):
-        self.last = session.run(self._variables)
+        self.last = {name: self.as_exact(value) for name, value in session.run(self._variables).items()}
