@@ -1,8 +1,7 @@
-"""GPUs that hold memory but cannot compute, and what becomes of graphs on them: python -m fake_gpus PLUGIN CASES.
+"""GPUs that hold memory but cannot compute, and what becomes of graphs on them: python -m fake_gpus PLUGIN.
 
-PLUGIN is gpus/fake_gpu.cc, built. CASES is a list in JSON; gpu_graphs.graph_of says what a case is. Prints a list in
-JSON, what `audit` finds of each. The environment is to have FAKE_GPUS, TF_CPP_VMODULE=placer=3 and TF_DUMP_GRAPH_PREFIX
-before TensorFlow is imported.
+PLUGIN is gpus/fake_gpu.cc, built. Prints in JSON what `audit` finds of each case of gpu_graphs. The environment is to
+have FAKE_GPUS, TF_CPP_VMODULE=placer=3 and TF_DUMP_GRAPH_PREFIX before TensorFlow is imported.
 """
 
 import collections
@@ -17,9 +16,10 @@ import subprocess
 import sys
 from typing import NamedTuple
 
+import gpu_graphs
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
-from tensorflow.python.framework import function_def_to_graph, kernels, load_library
+from tensorflow.python.framework import function_def_to_graph, load_library
 
 MOST = 4  # numbers of a batch that may cross within preprocessing, one an example
 COMPILER = shutil.which("g++")
@@ -37,73 +37,41 @@ def build(folder):
     return plugin
 
 
-# Kernels for GPUs, by the registry of TensorFlow's wheel, which holds CUDA's too, also where there is no GPU.
-
-
-@functools.cache
-def registered(op):
-    return [kernel for kernel in kernels.get_registered_kernels_for_op(op).kernel
-            if kernel.device_type in ("GPU", "DEFAULT")]  # fmt: skip
-
-
-def kernel_of(node):
-    """The first of a node's kernels for GPUs; None if there is none."""
-    fitting = (k for k in registered(node.op) if all(allows(constraint, node) for constraint in k.constraint))
-    return next(fitting, None)
-
-
-def allows(constraint, node):
-    value = node.attr[constraint.name]
-    found = {value.type} if value.WhichOneof("value") == "type" else set(value.list.type)
-    return found <= set(constraint.allowed_values.list.type)
-
-
-def nodes_on_gpus(definition):
-    """The operations of a GraphDef that it puts on GPUs, those within functions included."""
-    functions = {function.signature.name for function in definition.library.function}
-    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
-    return [node for node in nodes if "GPU" in node.device and node.op not in functions]
-
-
 # Graphs, as they are placed.
 
 
-def main(plugin, cases):
+def main(plugin):
     load_library.load_pluggable_device_library(plugin)
     gc.disable()  # a graph has hundreds of thousands of objects, and stays
     dumps = pathlib.Path(os.environ["TF_DUMP_GRAPH_PREFIX"])
-    print(json.dumps([audit(case, dumps) for case in json.loads(cases)]))
+    print(json.dumps({name: audit(name, dumps) for name in (*gpu_graphs.TRAINERS, *gpu_graphs.FRONTS)}))
     sys.stdout.flush()
     os._exit(0)  # some destructors of a session would compute on a GPU
 
 
-def audit(case, dumps):
+def audit(name, dumps):
     """Says what becomes of a case's graph on GPUs.
 
     Args:
-      case: see gpu_graphs.graph_of.
+      name: of a case of gpu_graphs.
       dumps: the folder that TensorFlow's placer writes to.
 
     Returns:
-      on_gpus: the number of nodes that are put on a GPU, those of function bodies among them.
-      lacking: the ops of these without a kernel there, by TensorFlow's registry.
-      through_host: the ops on GPUs whose kernels take or give more of an example than a number from the host's memory,
-        as those of int32 do.
-      refused: why there are no executors without soft placement; None if there are.
+      refused: why there are no executors without soft placement, as for an operation that has no kernel on its device.
+      on_gpus: the number of nodes that the placer left on GPUs.
+      through_host: the ops of preprocessing on GPUs that may take or give more of an example than a number from the
+        host's memory.
       crossing: {'CPU to GPU', 'GPU to CPU', 'GPU to GPU': bytes} of a step of the trainer that is finite.
       towers, session, context: the towers' devices, and the GPU options of the session and outside of sessions.
     """
-    import gpu_graphs
-
-    step = gpu_graphs.graph_of(case)
-    nodes = nodes_on_gpus(step.graph.as_graph_def())
+    step = gpu_graphs.graph_of(name)
     refused, placed = make_executors(step, dumps)
+    nodes = {} if refused else read_placed(placed)
     return {
-        "on_gpus": len(nodes),
-        "lacking": sorted({node.op for node in nodes if kernel_of(node) is None}),
-        "through_host": sorted({op.type for op in step.graph.get_operations() if gives_to_host(op)}),
         "refused": refused,
-        "crossing": None if refused or "front" in case else crossings(step.graph, placed, step.fetches),
+        "on_gpus": sum("GPU" in node.device for node in nodes.values()),
+        "through_host": sorted({op.type for op in step.graph.get_operations() if gives_to_host(op)}),
+        "crossing": crossings(step.graph, nodes, step.fetches) if nodes and name in gpu_graphs.TRAINERS else None,
         "towers": step.towers,
         "session": str(step.config.gpu_options),
         "context": str(tf.__internal__.eager_context.get_config().gpu_options),
@@ -111,13 +79,10 @@ def audit(case, dumps):
 
 
 def gives_to_host(op):
-    """Whether a kernel on a GPU takes or gives a batch's tensor by the host's memory."""
-    kernel = kernel_of(op.node_def) if "GPU" in op.device and "/preprocess/" in op.name else None
-    ends = [*zip(op.op_def.input_arg, op.inputs, strict=False), *zip(op.op_def.output_arg, op.outputs, strict=False)]
-    return kernel is not None and any(
-        end.name in kernel.host_memory_arg and tensor.dtype != tf.resource and (tensor.shape.num_elements() or 0) > MOST
-        for end, tensor in ends
-    )
+    """Whether a batch's numbers may be in the host's memory in preprocessing on a GPU, as most kernels' int32 are."""
+    in_int32 = (each for each in (*op.inputs, *op.outputs) if each.dtype == tf.int32)
+    placed = "GPU" in op.device and "/preprocess/" in op.name
+    return placed and any((each.shape.num_elements() or 0) > MOST for each in in_int32)
 
 
 def make_executors(step, dumps):
@@ -163,9 +128,8 @@ def read_placed(path):
     return nodes
 
 
-def crossings(graph, placed, fetches):
-    """{'CPU to GPU', 'GPU to CPU', 'GPU to GPU': bytes} of a step that is finite."""
-    nodes = read_placed(placed)
+def crossings(graph, nodes, fetches):
+    """{'CPU to GPU', 'GPU to CPU', 'GPU to GPU': bytes} of a step that is finite; nodes: as of read_placed."""
     needed, waiting = set(), [name.partition(":")[0] for name in fetches]
     while waiting:
         name = waiting.pop()

@@ -3,14 +3,12 @@
 scripts/gpu_check [--out=DIR] [--minutes=8] [--quick] [--only=SECTION,...]
 
 Each section is a process of its own with a time limit, so that one that crashes or hangs is a line of the report. DIR
-gets report.md, report.json and log.txt, rewritten after each section. Without a GPU the sections do what they can on
-the CPU and name the rest; --quick: only what is cheap there. Exit status: 0 nothing failed, 1 something did, 2 a wrong
-option.
+gets report.md and log.txt, rewritten after each section. Without a GPU the sections do what they can on the CPU and
+name the rest; --quick: only what is cheap there. Exit status: 0 nothing failed, 1 something did, 2 a wrong option.
 """
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import os
 import pathlib
@@ -20,16 +18,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import NamedTuple
 
-from gpu_checks import findings as results
+from gpu_checks import findings
+from gpu_checks.findings import COMPILED, FAILED, UNCHECKED
 
 TESTS = pathlib.Path(__file__).parent
 _LEAST_SECS = 12  # less is not worth a start
 _SLACK = 1.6  # times its share a section may take; what it leaves the others have
 
 
-@dataclasses.dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """One section: its name, its function, its description, its seconds on a machine with GPUs; and whether --quick has
     it, since it is cheap on CPUs too."""
 
@@ -41,35 +40,15 @@ class Section:
 
 
 SECTIONS = (
-    Section("machine", "gpu_checks.machine:check", "GPUs, driver, libraries, first kernels", 60, True),
+    Section("machine", "gpu_checks.machine:kernels", "GPUs, driver, libraries, first kernels", 60, True),
     Section("towers", "gpu_checks.towers:on_one_card", "several towers on one card against one, in float64", 45, True),
     Section("cards", "gpu_checks.towers:on_several_cards", "several cards against one, in float64", 45),
     Section("means", "gpu_checks.towers:known_means", "each all-reduce on numbers whose means are known", 15, True),
-    Section("memory", "gpu_checks.memory:check", "memory of GPUs, an evaluation beside a training", 40),
-    Section("runs", "gpu_checks.runs:check", "workers, resumes, places, GPU against CPU, in float64", 90),
-    Section("fronts", "gpu_checks.fronts:check", "multi_gpu_model and Estimators", 35),
-    Section("benchmark", "gpu_checks.benchmark:check", "beside Keras, the port and the ceiling of a card", 80),
-    Section("placement", "gpu_checks.placement:check", "kernels and traffic of each kind of training", 60),
+    Section("memory", "gpu_checks.runs:memory", "memory of GPUs, an evaluation beside a training", 40),
+    Section("runs", "gpu_checks.runs:equal", "workers, resumes, places, GPU against CPU, in float64", 90),
+    Section("fronts", "gpu_checks.fronts:trained", "multi_gpu_model and Estimators", 35),
+    Section("benchmark", "gpu_checks.machine:benchmark", "beside Keras, the port and the ceiling of a card", 80),
 )
-
-
-@dataclasses.dataclass
-class Outcome:
-    section: Section
-    findings: list[dict]
-    seconds: float
-    limit: float
-
-    @property
-    def verdict(self) -> str:
-        """The worst of its findings; being measured is as good as ok."""
-        there = {finding["verdict"] for finding in self.findings}
-        if results.FAILED in there:
-            return results.FAILED
-        return results.OK if there & {results.OK, results.MEASURED} else results.UNCHECKED
-
-    def count(self, verdict: str) -> int:
-        return sum(finding["verdict"] == verdict for finding in self.findings)
 
 
 def start(function: str, settings: str, log: pathlib.Path) -> subprocess.Popen:
@@ -83,17 +62,14 @@ def start(function: str, settings: str, log: pathlib.Path) -> subprocess.Popen:
         )  # fmt: skip
 
 
-def run_section(
-    section: Section, limit: float, quick: bool, shared: pathlib.Path, log: pathlib.Path, compiles: bool
-) -> Outcome:
-    """Runs a section for so many seconds at most; `compiles`: on GPUs whose kernels TensorFlow first compiles."""
-    scratch = shared / section.name
+def run_section(section: Section, limit: float, quick: bool, shared: pathlib.Path, log: pathlib.Path) -> list[str]:
+    """Runs a section for so many seconds at most, and returns its findings."""
+    scratch, data_dir = shared / section.name, str(shared / "data")
     scratch.mkdir()
-    written, data_dir = str(scratch / "findings.jsonl"), str(shared / "data")
-    settings = dict(seconds=limit, quick=quick, scratch=str(scratch), data_dir=data_dir, findings=written)
-    began = time.monotonic()
+    settings = dict(end=time.time() + limit, quick=quick, scratch=str(scratch), data_dir=data_dir)
     with open(log, "a") as file:
         file.write(f"\n===== {section.name} =====\n")
+    began = log.stat().st_size
     process, status = start(section.function, json.dumps(settings), log), None
     try:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -103,90 +79,68 @@ def run_section(
             os.killpg(process.pid, signal.SIGKILL)  # and what it has started
         process.kill()
         process.wait()
-    found = results.read(written)
-    if status is None and compiles:
+    output = log.read_bytes()
+    found = findings.read(output[began:].decode(errors="replace"))
+    if status is None and COMPILED.encode() in output:
         why = f"its {limit:.0f} s went into compiling kernels: start again, which finds them, or give --minutes=40"
-        found += _unchecked(section, why).findings
+        found.append(f"{UNCHECKED}: {section.about}: {why}")
     elif status != 0:
         why = f"left with status {status}" if status else f"was ended after {limit:.0f} s, its time limit"
-        found.append({"verdict": results.FAILED, "what": f"its process {why}; see the end of log.txt", "numbers": {}})
-    return Outcome(section, found, time.monotonic() - began, limit)
+        found.append(f"{FAILED}: its process {why}; see the end of log.txt")
+    return found
 
 
-def _unchecked(section: Section, why: str) -> Outcome:
-    finding = {"verdict": results.UNCHECKED, "what": section.about, "numbers": {"why": why}}
-    return Outcome(section, [finding], 0.0, 0.0)
-
-
-def run(asked, out: pathlib.Path) -> list[Outcome]:
-    """Runs the sections, writes the report after each, and prints how it goes."""
-    log, outcomes = out / "log.txt", []
+def run(asked, out: pathlib.Path) -> list[str]:
+    """Runs the sections, writes the report after each, and prints how it goes; returns all findings."""
+    log, every, report = out / "log.txt", [], []
     log.write_text("")
+    waiting = [section for section in SECTIONS if section.name in asked.only]
     end = time.monotonic() + 60 * asked.minutes
     with tempfile.TemporaryDirectory(prefix="gpu_check-", ignore_cleanup_errors=True) as shared:
-        shared = pathlib.Path(shared)
-        waiting = [section for section in SECTIONS if section.name in asked.only]
         while waiting:
             share = waiting[0].seconds / sum(section.seconds for section in waiting)
-            section, left = waiting.pop(0), end - time.monotonic()
-            print(f"{len(outcomes) + 1}/{len(asked.only)} {section.name}: {section.about} ...", flush=True)
+            section, began = waiting.pop(0), time.monotonic()
+            print(f"{len(asked.only) - len(waiting)}/{len(asked.only)} {section.name}: {section.about} ...", flush=True)
             if asked.quick and not section.is_quick:
-                last = _unchecked(section, "--quick; the tests have it on CPUs")
-            elif left < _LEAST_SECS:
-                last = _unchecked(section, "no time was left")
+                found = [f"{UNCHECKED}: {section.about}: --quick; the tests have it on CPUs"]
+            elif end - began < _LEAST_SECS:
+                found = [f"{UNCHECKED}: {section.about}: no time was left"]
             else:
-                limit = min(left, max(_LEAST_SECS, _SLACK * share * left))
-                last = run_section(section, limit, asked.quick, shared, log, compile_first(outcomes))
-            outcomes.append(last)
-            for finding in last.findings:
-                if finding["verdict"] == results.FAILED:
-                    print(f"    {results.shown(finding)}")
-            counts = [f"{count} {verdict}" for verdict in results.VERDICTS if (count := last.count(verdict))]
-            print(f"    {last.verdict} ({', '.join(counts)}), {last.seconds:.0f} s", flush=True)
-            write(out, outcomes, len(asked.only))
-    return outcomes
+                limit = min(end - began, max(_LEAST_SECS, _SLACK * share * (end - began)))
+                found = run_section(section, limit, asked.quick, pathlib.Path(shared), log)
+            for line in found:
+                if line.startswith(FAILED):
+                    print(f"    {line}")
+            told = f"{counts(found)}, {time.monotonic() - began:.0f} s"
+            print(f"    {told}", flush=True)
+            every += found
+            report += ["", f"## {section.name}: {section.about}: {told}", "", *(f"- {line}" for line in found)]
+            where = f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} on {platform.node()}, {' '.join(sys.argv[1:])}"
+            head = f"# gpu_check: {verdict(every)}\n\n{where}: {counts(every)}; {len(waiting)} sections not begun."
+            (out / "report.md").write_text("\n".join([head, *report]) + "\n")
+    return every
 
 
-def compile_first(outcomes: list[Outcome]) -> bool:
-    """Returns whether a section has found a GPU that TensorFlow has no binaries for."""
-    return any(each["numbers"].get("kernels") == results.COMPILED for one in outcomes for each in one.findings)
+def counts(found: list[str]) -> str:
+    numbers = {verdict: sum(line.startswith(f"{verdict}: ") for line in found) for verdict in findings.VERDICTS}
+    return ", ".join(f"{count} {verdict}" for verdict, count in numbers.items() if count)
 
 
-def write(out: pathlib.Path, outcomes: list[Outcome], sections: int) -> None:
-    """Writes the report, of so many sections in all."""
-    records = [dataclasses.asdict(each) | {"verdict": each.verdict} for each in outcomes]
-    (out / "report.json").write_text(json.dumps(records, indent=1) + "\n")
-    counts = ", ".join(f"{sum(each.count(verdict) for each in outcomes)} {verdict}" for verdict in results.VERDICTS)
-    lines = [
-        f"# gpu_check: {overall(outcomes)}", "",
-        f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} on {platform.node()}, {' '.join(sys.argv[1:])}: {counts}. "
-        f"{len(outcomes)} of {sections} sections done.", "",
-        f"| section | verdict | {' | '.join(results.VERDICTS)} | seconds | limit |", "| --- " * 8 + "|",
-    ]  # fmt: skip
-    for each in outcomes:
-        numbers = " | ".join(str(each.count(verdict)) for verdict in results.VERDICTS)
-        lines.append(f"| {each.section.name} | {each.verdict} | {numbers} | {each.seconds:.0f} | {each.limit:.0f} |")
-    for each in outcomes:
-        lines += ["", f"## {each.section.name}: {each.section.about}", ""]
-        lines += [f"- {results.shown(finding)}" for finding in each.findings]
-    (out / "report.md").write_text("\n".join(lines) + "\n")
-
-
-def overall(outcomes: list[Outcome]) -> str:
-    return results.FAILED if any(each.verdict == results.FAILED for each in outcomes) else results.OK
+def verdict(found: list[str]) -> str:
+    return FAILED if any(line.startswith(FAILED) for line in found) else findings.OK
 
 
 def parse(words):
     parser = argparse.ArgumentParser(
         prog="gpu_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    names = [section.name for section in SECTIONS]
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(f"gpu_check-{time.strftime('%Y%m%d-%H%M%S')}"))
     parser.add_argument("--minutes", type=float, default=8.0, help="of all sections together (8)")
     parser.add_argument("--quick", action="store_true", help="only what is cheap on CPUs")
-    parser.add_argument("--only", default="", help=f"of {', '.join(section.name for section in SECTIONS)}")
+    parser.add_argument("--only", default=",".join(names), help=f"of {', '.join(names)}")
     asked = parser.parse_args(words)
-    names = [section.name for section in SECTIONS]
-    asked.only = [name for name in asked.only.split(",") if name] or names
+    asked.only = asked.only.split(",")
     if unknown := sorted(set(asked.only) - set(names)):
         parser.error(f"--only={','.join(unknown)}: the sections are {', '.join(names)}.")
     if not asked.minutes > 0:
@@ -202,10 +156,9 @@ def main(words=None) -> int:
         print(f"gpu_check: error: --out={asked.out} cannot be made ({error.strerror}).", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # and so ends the section at work
-    outcomes = run(asked, asked.out)
-    unchecked = sum(each.count(results.UNCHECKED) for each in outcomes)
-    print(f"{overall(outcomes)}; {unchecked} not checked. Written: {asked.out}/report.md, report.json, log.txt")
-    return 1 if overall(outcomes) == results.FAILED else 0
+    found = run(asked, asked.out)
+    print(f"{verdict(found)}: {counts(found)}. Written: {asked.out}/report.md, log.txt")
+    return 1 if verdict(found) == FAILED else 0
 
 
 if __name__ == "__main__":

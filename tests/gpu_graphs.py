@@ -1,24 +1,36 @@
-"""Training steps as graphs for GPUs: of all networks that come with the trainer, and of both fronts."""
+"""Training steps as graphs for GPUs: of each kind of network that comes with the trainer, and of both fronts."""
 
 import dataclasses
+import functools
 import importlib
-import itertools
 import tempfile
 from typing import NamedTuple
-from unittest import mock
 
 import numpy as np
 
 GPUS = [2, 0]
 OF_FRONTS = [1, 0]  # of those two, the only ones that the process sees then
 BATCH = 4  # examples of a tower
-UPDATES = {
-    "cpu": {"variable_update": "cpu"},
-    **{kind: {"variable_update": "mirrored", "all_reduce": kind} for kind in ("add_n", "collective", "nccl")},
-}
+_IMAGES, _MIRRORED = (32, 32, 3), "mirrored"
+# {name: (module, options of its workload, shape of an example, classes)}; resnet8 has a block of each kind.
+NETWORKS = {
+    **{name: ("cifar10", {"model": name}, _IMAGES, 10) for name in ("convnet", "cifar10_94")},
+    "resnet8": ("cifar10", {"model": "resnet20"}, _IMAGES, 10),
+    "template": ("tower_train.workloads.template", {}, (2,), 3),
+    **{name: ("tower_train.workloads.image_folder", {"image_size": 64} | options, (64, 64, 3), 5)
+       for name, options in (("image_folder", {}), ("VGG16", {"network": "VGG16", "freeze_until": "block5_pool"}))},
+}  # fmt: skip
+# Each kind of network and front, all variable updates, dtypes and all-reduces: {name: arguments of its function below}.
 # Not float64, which is for comparisons: its cross-entropy has no kernel on GPUs.
-DTYPES = "float32", "bfloat16", "float16"
-POLICIES = "float32", "mixed_bfloat16", "mixed_float16"
+TRAINERS = {
+    "convnet": dict(variable_update="cpu", ema=0.9),
+    "cifar10_94": dict(variable_update=_MIRRORED, all_reduce="nccl", dtype="float16"),
+    "resnet8": dict(variable_update=_MIRRORED, all_reduce="add_n", optimizer="momentum", clip_gradients=1.0),
+    "image_folder": dict(variable_update=_MIRRORED, all_reduce="nccl", dtype="bfloat16", accumulate_steps=2),
+    "VGG16": dict(variable_update=_MIRRORED, all_reduce="add_n", dtype="float16", optimizer="muon"),
+    "template": dict(variable_update=_MIRRORED, all_reduce="collective", sync_batch_norm=True),
+}
+FRONTS = {"keras": "mixed_float16", "estimator": "mixed_bfloat16"}  # {name: Keras' dtype policy}
 
 
 class Step(NamedTuple):
@@ -32,62 +44,11 @@ class Step(NamedTuple):
     start: str | None = None
 
 
-def everything():
-    """{name: case}: every network with both variable updates, all all-reduces and dtypes; and both fronts."""
-    return {
-        f"{network}-{update}-{dtype}": {"network": network, "dtype": dtype, **UPDATES[update]}
-        for network, update, dtype in itertools.product(NETWORKS, UPDATES, DTYPES)
-    } | {
-        f"{front}-{policy}": {"front": front, "policy": policy}
-        for front, policy in itertools.product(("keras", "estimator"), POLICIES)
-    }
-
-
-def graph_of(case):
-    """Builds the training step of a case: what a user of its front would run.
-
-    Args:
-      case: front: 'trainer', 'keras' or 'estimator'. For the trainer `network` is a name of NETWORKS and all else
-        options of Config; for the others `policy` is Keras' dtype policy.
-    """
-    case = dict(case)
-    front = case.pop("front", "trainer")
-    return {"trainer": trainer_step, "keras": keras_step, "estimator": estimator_step}[front](**case)
-
-
-# {name: (module, options of its workload, shape of an example, classes)}
-NETWORKS = {
-    **{name: ("cifar10", {"model": name}, (32, 32, 3), 10)
-       for name in ("convnet", "resnet20", "resnet56", "minigooglenet", "cifar10_94")},
-    "resnet8": ("cifar10", {"model": "resnet20"}, (32, 32, 3), 10),
-    "googlenet": ("cifar10", {"model": "minigooglenet"}, (32, 32, 3), 10),
-    "fashion_mnist": ("tower_train.workloads.fashion_mnist", {}, (28, 28, 1), 10),
-    "template": ("tower_train.workloads.template", {}, (2,), 3),
-    **{name: ("tower_train.workloads.image_folder", {"image_size": 64} | options, (64, 64, 3), 5)
-       for name, options in (("image_folder", {}), ("MobileNet", {"network": "MobileNet"}),
-                             ("VGG16", {"network": "VGG16", "freeze_until": "block5_pool"}))},
-}  # fmt: skip
-
-
-def workload_of(name):
-    """The workload of a network; resnet8 and googlenet have one block of each kind of the deep ones."""
-    module, options, _, _ = NETWORKS[name]
-    workload = importlib.import_module(module).WORKLOAD
-    workload = workload.with_options(options) if options else workload
-
-    def googlenet(images, training):
-        from cifar10 import minigooglenet
-
-        with mock.patch.object(minigooglenet, "STAGES", [([(32, 32)], 80), ([(176, 160)], None)]):
-            return minigooglenet.inference(images, training)
-
-    def resnet8(images, training):
-        from cifar10 import resnet
-
-        return resnet.inference(images, training, depth=8)
-
-    small = {"resnet8": resnet8, "googlenet": googlenet}.get(name)
-    return dataclasses.replace(workload, inference=small) if small else workload
+def graph_of(name):
+    """Builds the training step of a case: what a user of its front would run."""
+    if name in TRAINERS:
+        return trainer_step(name, **TRAINERS[name])
+    return {"keras": keras_step, "estimator": estimator_step}[name](FRONTS[name])
 
 
 def trainer_step(network, **options):
@@ -96,17 +57,21 @@ def trainer_step(network, **options):
     from tower_train.graph import devices, training
     from tower_train.workload import Examples
 
-    workload, (_, _, shape, classes) = workload_of(network), NETWORKS[network]
+    module, fields, shape, classes = NETWORKS[network]
+    workload = importlib.import_module(module).WORKLOAD
+    workload = workload.with_options(fields) if fields else workload
+    if network == "resnet8":
+        resnet = importlib.import_module("cifar10.resnet")
+        workload = dataclasses.replace(workload, inference=functools.partial(resnet.inference, depth=8))
     rng = np.random.default_rng(0)
     values = rng.integers(0, 256, [64, *shape], np.uint8) if len(shape) > 1 else rng.random([64, *shape], np.float32)
     labels = rng.integers(0, classes, 64)
     examples = Examples.from_arrays("drawn", values, labels, [f"class {i}" for i in range(classes)])
-    sizes = {} if "batch_size" in options else {"batch_size": BATCH}
     limits = {name: None for name in ("global_batch_size", "epochs") if name in workload.recipe}
-    common = {"gpus": tuple(GPUS), "summary_every_steps": 0, "dtype": "float32", "ema": 0.0}
+    common = {"gpus": tuple(GPUS), "summary_every_steps": 0, "dtype": "float32", "ema": 0.0, "batch_size": BATCH}
     if options.get("variable_update") == "mirrored":
         common["stall_timeout_secs"] = 1800.0  # as a run has it by default
-    config = workload.config(**(common | limits | sizes | options))
+    config = workload.config(**(common | limits | options))
     placed = devices.place(config)
     built = training.training_graph(workload, examples, config, placed)
     fetches = [tensor.name for tensor in tf.nest.flatten(built.report)]

@@ -5,28 +5,17 @@ import importlib
 import json
 import os
 import sys
-import traceback
 
-from gpu_checks.findings import FAILED, Findings, Settings, short
+from gpu_checks import findings
 
 _STACKS_BEFORE_END_SECS = 3  # of a section that hangs
 
-
-def main(argv):
-    module, _, function = argv[1].partition(":")
-    settings = Settings(**json.loads(argv[2]))
-    findings = Findings(settings.findings)
+if __name__ == "__main__":
+    (module, _, function), settings = sys.argv[1].partition(":"), findings.Settings(**json.loads(sys.argv[2]))
     faulthandler.enable()
-    faulthandler.dump_traceback_later(max(1.0, settings.seconds - _STACKS_BEFORE_END_SECS))
-    try:
-        getattr(importlib.import_module(module), function)(findings, settings)
-    except Exception as error:
-        traceback.print_exc()
-        findings.add(FAILED, "this section came to its end", error=short(error))
+    faulthandler.dump_traceback_later(max(1.0, settings.left() - _STACKS_BEFORE_END_SECS))
+    with findings.attempt("this section came to its end"):
+        getattr(importlib.import_module(module), function)(settings)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # what TensorFlow does at the end of a process is not what is checked
-
-
-if __name__ == "__main__":
-    main(sys.argv)

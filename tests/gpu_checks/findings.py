@@ -1,85 +1,55 @@
-"""The findings of a section, written one by one, so that a crash loses none. No TensorFlow here."""
+"""The findings of a section: lines of its output that begin with a verdict. No TensorFlow here."""
 
 import contextlib
-import dataclasses
-import json
 import time
 import traceback
+from typing import NamedTuple
 
 OK, FAILED, MEASURED, UNCHECKED = "ok", "FAILED", "measured", "not checked"
-COMPILED = "compiled when first used"  # the kernels of a GPU
 VERDICTS = (FAILED, UNCHECKED, OK, MEASURED)  # the worst first
+COMPILED = "kernels compiled when first used"  # of a GPU
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """The settings of a section: its time limit, whether only what is cheap on CPUs is wanted, a folder of its own,
-    that of the drawn images for all, the file for its findings, and when it began."""
+class Settings(NamedTuple):
+    """The settings of a section: when it has to end, whether only what is cheap on CPUs is wanted, a folder of its own,
+    and that of the drawn images for all."""
 
-    seconds: float
+    end: float
     quick: bool
     scratch: str
     data_dir: str
-    findings: str
-    started: float = dataclasses.field(default_factory=time.monotonic)
 
     def left(self) -> float:
-        return self.seconds - (time.monotonic() - self.started)
+        return self.end - time.time()
 
 
-class Findings:
-    def __init__(self, path: str):
-        self._file = open(path, "a")
-
-    def add(self, verdict: str, what: str, **numbers) -> None:
-        """Writes one finding; the numbers are what it rests on, by name."""
-        self._file.write(json.dumps({"verdict": verdict, "what": what, "numbers": numbers}) + "\n")
-        self._file.flush()
-        print(shown({"verdict": verdict, "what": what, "numbers": numbers}), flush=True)
-
-    def check(self, holds, what: str, **numbers) -> None:
-        """Writes whether something holds."""
-        self.add(OK if holds else FAILED, what, **numbers)
-
-    def measured(self, what: str, **numbers) -> None:
-        self.add(MEASURED, what, **numbers)
-
-    def unchecked(self, what: str, why: str) -> None:
-        self.add(UNCHECKED, what, why=why)
-
-    @contextlib.contextmanager
-    def attempt(self, what: str):
-        """Makes an exception within this block a finding, after which the section goes on."""
-        try:
-            yield
-        except Exception as error:
-            traceback.print_exc()
-            self.add(FAILED, what, error=short(error))
+def add(verdict: str, what: str, **numbers) -> None:
+    """Writes one finding; the numbers are what it rests on, by name."""
+    shown = ", ".join(f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
+                      for name, value in numbers.items())  # fmt: skip
+    print(" ".join(f"{verdict}: {what}{f' ({shown})' if shown else ''}".split()), flush=True)
 
 
-def short(error: Exception) -> str:
-    """An error in a few words: its first ones, and the last ones, in which TensorFlow has the cause."""
-    text = f"{type(error).__name__}: {error}"
-    return text if len(text) < 500 else f"{text[:150]} ... {text[-300:]}"
+def check(holds, what: str, **numbers) -> None:
+    """Writes whether something holds."""
+    add(OK if holds else FAILED, what, **numbers)
 
 
-def read(path: str) -> list[dict]:
-    """The findings in a file; a last line that is cut off does not count."""
-    found = []
-    with contextlib.suppress(FileNotFoundError, json.JSONDecodeError), open(path) as lines:
-        for line in lines:
-            found.append(json.loads(line))
-    return found
+def unchecked(what: str, why: str) -> None:
+    add(UNCHECKED, f"{what}: {why}")
 
 
-def shown(finding: dict) -> str:
-    if finding["verdict"] == UNCHECKED:
-        return f"{UNCHECKED}: {finding['what']}: {finding['numbers'].get('why')}"
-    numbers = ", ".join(f"{name} {_as_text(value)}" for name, value in finding["numbers"].items())
-    return f"{finding['verdict']}: {finding['what']}{f' ({numbers})' if numbers else ''}"
+@contextlib.contextmanager
+def attempt(what: str):
+    """Makes an exception within this block a finding, after which the section goes on."""
+    try:
+        yield
+    except Exception as error:
+        traceback.print_exc()
+        text = f"{type(error).__name__}: {error}"
+        add(FAILED, what, error=text if len(text) < 500 else f"{text[:150]} ... {text[-300:]}")  # TensorFlow's cause
 
 
-def _as_text(value) -> str:
-    if isinstance(value, float):
-        return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
-    return ", ".join(map(_as_text, value)) if isinstance(value, list | tuple) else " ".join(str(value).split())
+def read(output: str) -> list[str]:
+    """Returns the findings in a section's output."""
+    return [line for line in output.splitlines() if line.startswith(tuple(f"{verdict}: " for verdict in VERDICTS))]

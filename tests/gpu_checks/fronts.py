@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import tower_train
 from gpu_checks import trials
+from gpu_checks.findings import attempt, check
 from tower_train import estimator
 
 _STEPS, _BATCH, _FEATURES = 5, 24, 6
@@ -14,7 +15,7 @@ _RNG = np.random.default_rng(0)
 _X, _Y = _RNG.normal(size=[_STEPS * _BATCH, _FEATURES]), _RNG.normal(size=[_STEPS * _BATCH, 1])
 
 
-def check(findings, settings):
+def trained(settings):
     """On one card its parts, and without any logical CPU devices, carry the towers."""
     towers, where = trials.places(_PART_MEGABYTES)
     fronts = {
@@ -23,11 +24,11 @@ def check(findings, settings):
     }
     for name, train in fronts.items():
         what = f"{name} on {where}: as on one device after {_STEPS} steps"
-        with findings.attempt(what):
-            trials.compare(findings, what, train(towers), train(0))
-    with findings.attempt("multi_gpu_model with Keras' own choice of jit_compile"):
+        with attempt(what):
+            trials.compare(what, train(towers), train(0))
+    with attempt("multi_gpu_model with Keras' own choice of jit_compile"):
         finite = all(np.isfinite(value).all() for value in _fit(towers, jit_compile="auto").values())
-        findings.check(finite, "multi_gpu_model with Keras' own choice of jit_compile trains")
+        check(finite, "multi_gpu_model with Keras' own choice of jit_compile trains")
 
 
 def _model() -> keras.Model:

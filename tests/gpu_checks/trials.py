@@ -1,22 +1,16 @@
 """Short trainings, and the devices that they are done on."""
 
-import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 import time
 
 import numpy as np
 import tensorflow as tf
-import toy_workload
-import trainings
 
-import cifar10
-from gpu_checks import machine
-from tower_train.config import Config
-from tower_train.workload import DataRequest
+from gpu_checks import findings
 
-TOLERANCE = 1e-9  # of float64, as everywhere
 _SHARE_FOR_PARTS = 0.7
 _LEAST_MEGABYTES = 4500  # of a card that does not tell, as of the smallest part of an A100
 _SECS_TO_TELL = 5  # before a section's own end
@@ -25,6 +19,23 @@ _SECS_TO_TELL = 5  # before a section's own end
 def gpus() -> list[tf.config.PhysicalDevice]:
     """The physical GPUs; asking does not use them."""
     return tf.config.list_physical_devices("GPU")
+
+
+def megabytes(column: str) -> list[int] | None:
+    """Each GPU's memory.total or memory.used by nvidia-smi. None where it does not tell them of just the GPUs that this
+    process has: hidden ones, parts of cards (MIG), of which it tells the whole card's, and [N/A]."""
+    program = shutil.which("nvidia-smi", path=f"{os.environ.get('PATH', '')}:/usr/bin:/usr/local/nvidia/bin")
+    if not program or "CUDA_VISIBLE_DEVICES" in os.environ:
+        return None
+    words = [program, f"--query-gpu=mig.mode.current,{column}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=20)
+    except subprocess.TimeoutExpired:
+        return None
+    rows = [line.split(", ") for line in done.stdout.splitlines()]
+    tells = not done.returncode and len(rows) == len(gpus())
+    tells = tells and all(mode != "Enabled" and number.isdigit() for mode, number in rows)
+    return [int(number) for _, number in rows] if tells else None
 
 
 def places(parts_megabytes: int) -> tuple[int, str]:
@@ -45,54 +56,30 @@ def power_of_two(count: int) -> int:
     return 1 << count.bit_length() - 1 if count else 0
 
 
-def split_first_gpu(parts: int, megabytes: int) -> None:
+def split_first_gpu(parts: int, most_megabytes: int) -> None:
     """Lets the first GPU carry several towers, each with so much memory or what is there, and hides the others."""
-    [total, *_] = machine.megabytes("memory.total") or [_LEAST_MEGABYTES]
-    megabytes = min(megabytes, int(_SHARE_FOR_PARTS * total / parts))  # libraries need some too
+    [total, *_] = megabytes("memory.total") or [_LEAST_MEGABYTES]
+    limit = min(most_megabytes, int(_SHARE_FOR_PARTS * total / parts))  # libraries need some too
     tf.config.set_visible_devices(gpus()[:1], "GPU")
-    tf.config.set_logical_device_configuration(
-        gpus()[0], [tf.config.LogicalDeviceConfiguration(memory_limit=megabytes)] * parts
-    )
+    tf.config.set_logical_device_configuration(gpus()[0], [tf.config.LogicalDeviceConfiguration(limit)] * parts)
 
 
-def workload_and_examples(model: str, data_dir: str):
-    """(Workload, Examples) of the toy or of a network of cifar10, on drawn images."""
-    if model == "toy":
-        return toy_workload.WORKLOAD, toy_workload.load(DataRequest("train", "toy"))
-    workload = cifar10.WORKLOAD.with_options({"model": model})
-    return workload, workload.examples(DataRequest("train", "generated", data_dir))
-
-
-def choices(option: str) -> tuple[str, ...]:
-    return next(field.metadata["allowed"] for field in dataclasses.fields(Config) if field.name == option)
-
-
-def variables_after(steps: int, model: str, data_dir: str, **options) -> dict[str, np.ndarray]:
-    workload, examples = workload_and_examples(model, data_dir)
-    return trainings.train(workload, examples, steps, **({"device": "auto"} | options))[1]
-
-
-def greatest_difference(values: dict, expected: dict) -> float:
-    """The greatest difference of any variable, relative to the greatest number in it."""
+def compare(what: str, values: dict, expected: dict, tolerance: float = 1e-9) -> None:
+    """Writes whether two trainings have ended with the same variables: each but for a share of its greatest number."""
     if values.keys() != expected.keys():
         raise ValueError(f"variables {sorted(values)} beside {sorted(expected)}")
-    return max(float(np.max(np.abs(values[name] - expected[name])) / max(np.max(np.abs(expected[name])), 1e-300))
-               for name in expected)  # fmt: skip
-
-
-def compare(findings, what: str, values: dict, expected: dict, tolerance: float = TOLERANCE) -> None:
-    """Writes whether two trainings have ended with the same variables."""
-    difference = greatest_difference(values, expected)
+    difference = max(float(np.max(np.abs(values[name] - value)) / max(np.max(np.abs(value)), 1e-300))
+                     for name, value in expected.items())  # fmt: skip
     findings.check(difference <= tolerance, what, greatest_relative_difference=difference)
 
 
-def command(module: str, *words, seconds: float) -> subprocess.CompletedProcess:
-    """Runs `python -m module words` for so long at most; its output is kept and printed."""
-    started = time.monotonic()
+def command(module: str, *words, settings) -> str:
+    """Runs `python -m module words` until the section's end at most; prints and returns its output."""
+    started, seconds = time.monotonic(), max(5.0, settings.left() - _SECS_TO_TELL)
     try:
         done = subprocess.run(
             [sys.executable, "-m", module, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, timeout=max(5.0, seconds - _SECS_TO_TELL), env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            text=True, timeout=seconds, env=os.environ | {"PYTHONUNBUFFERED": "1"},
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         print((error.stdout or b"").decode(errors="replace"), flush=True)
@@ -102,7 +89,7 @@ def command(module: str, *words, seconds: float) -> subprocess.CompletedProcess:
     if done.returncode:
         told = [line for line in done.stdout.splitlines() if "rror" in line] or done.stdout.splitlines()
         raise RuntimeError(f"python -m {module} left with status {done.returncode}: {' | '.join(told[-2:])[-400:]}")
-    return done
+    return done.stdout
 
 
 def training_words(settings, name: str, **options) -> list[str]:

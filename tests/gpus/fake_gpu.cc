@@ -7,100 +7,101 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <tuple>
 
 #include "tensorflow/c/experimental/stream_executor/stream_executor.h"
 
 // Everything is done at once, so streams, events and timers have no state.
-struct SP_Stream_st {};
-struct SP_Event_st {};
-struct SP_Timer_st {};
+struct SP_Stream_st {} stream;
+struct SP_Event_st {} event;
+struct SP_Timer_st {} timer;
 
 namespace {
 
 constexpr int64_t kMemoryBytes = int64_t{80} << 30;
 constexpr uint64_t kAlignment = 256;
 
-void Succeed(TF_Status* status) { TF_SetStatus(status, TF_OK, ""); }
+template <typename... Args>  // of which the status is the last
+void Succeed(Args... args) { TF_SetStatus(std::get<sizeof...(Args) - 1>(std::make_tuple(args...)), TF_OK, ""); }
 
-void* Allocate(uint64_t size) { return aligned_alloc(kAlignment, (size + kAlignment - 1) / kAlignment * kAlignment); }
+template <typename... Args>
+void DoNothing(Args...) {}
 
-void SetMemory(SP_StreamExecutor* executor) {
-  executor->allocate = [](const SP_Device*, uint64_t size, int64_t, SP_DeviceMemoryBase* memory) {
+void* Allocate(const SP_Device*, uint64_t size) {
+  return aligned_alloc(kAlignment, (size + kAlignment - 1) / kAlignment * kAlignment);
+}
+
+void* Bytes(void* host) { return host; }
+const void* Bytes(const void* host) { return host; }
+void* Bytes(SP_DeviceMemoryBase* memory) { return memory->opaque; }
+const void* Bytes(const SP_DeviceMemoryBase* memory) { return memory->opaque; }
+
+template <typename To, typename From>
+void CopyNow(const SP_Device*, To to, From from, uint64_t size, TF_Status* status) {
+  memcpy(Bytes(to), Bytes(from), size);
+  Succeed(status);
+}
+
+template <typename To, typename From>
+void Copy(const SP_Device* device, SP_Stream, To to, From from, uint64_t size, TF_Status* status) {
+  CopyNow(device, to, from, size, status);
+}
+
+template <typename Value>
+void Fill(const SP_Device*, SP_Stream, SP_DeviceMemoryBase* to, Value value, uint64_t size, TF_Status* status) {
+  for (uint64_t i = 0; i < size / sizeof(value); ++i) static_cast<Value*>(to->opaque)[i] = value;
+  Succeed(status);
+}
+
+void SetExecutor(const SP_Platform*, SE_CreateStreamExecutorParams* params, TF_Status* status) {
+  SP_StreamExecutor* executor = params->stream_executor;
+  executor->struct_size = SP_STREAMEXECUTOR_STRUCT_SIZE;
+  executor->allocate = [](const SP_Device* device, uint64_t size, int64_t, SP_DeviceMemoryBase* memory) {
     memory->struct_size = SP_DEVICE_MEMORY_BASE_STRUCT_SIZE;
-    memory->opaque = Allocate(size);
+    memory->opaque = Allocate(device, size);
     memory->size = size;
   };
-  executor->deallocate = [](const SP_Device*, SP_DeviceMemoryBase* memory) {
-    free(memory->opaque);
-    memory->opaque = nullptr;
-  };
-  executor->host_memory_allocate = [](const SP_Device*, uint64_t size) { return Allocate(size); };
+  executor->deallocate = [](const SP_Device*, SP_DeviceMemoryBase* memory) { free(memory->opaque); };
+  executor->host_memory_allocate = Allocate;
   executor->host_memory_deallocate = [](const SP_Device*, void* memory) { free(memory); };
   executor->get_allocator_stats = [](const SP_Device*, SP_AllocatorStats*) -> TF_Bool { return false; };
   executor->device_memory_usage = [](const SP_Device*, int64_t* free, int64_t* total) -> TF_Bool {
     *free = *total = kMemoryBytes;
     return true;
   };
-}
-
-void SetCopies(SP_StreamExecutor* executor) {
-  executor->memcpy_dtoh = [](const SP_Device*, SP_Stream, void* to, const SP_DeviceMemoryBase* from, uint64_t size,
-                             TF_Status* status) { memcpy(to, from->opaque, size); Succeed(status); };
-  executor->memcpy_htod = [](const SP_Device*, SP_Stream, SP_DeviceMemoryBase* to, const void* from, uint64_t size,
-                             TF_Status* status) { memcpy(to->opaque, from, size); Succeed(status); };
-  executor->memcpy_dtod = [](const SP_Device*, SP_Stream, SP_DeviceMemoryBase* to, const SP_DeviceMemoryBase* from,
-                             uint64_t size, TF_Status* status) { memcpy(to->opaque, from->opaque, size); Succeed(status); };
-  executor->sync_memcpy_dtoh = [](const SP_Device*, void* to, const SP_DeviceMemoryBase* from, uint64_t size,
-                                  TF_Status* status) { memcpy(to, from->opaque, size); Succeed(status); };
-  executor->sync_memcpy_htod = [](const SP_Device*, SP_DeviceMemoryBase* to, const void* from, uint64_t size,
-                                  TF_Status* status) { memcpy(to->opaque, from, size); Succeed(status); };
-  executor->sync_memcpy_dtod = [](const SP_Device*, SP_DeviceMemoryBase* to, const SP_DeviceMemoryBase* from,
-                                  uint64_t size, TF_Status* status) { memcpy(to->opaque, from->opaque, size); Succeed(status); };
-  executor->mem_zero = [](const SP_Device*, SP_Stream, SP_DeviceMemoryBase* to, uint64_t size, TF_Status* status) {
-    memset(to->opaque, 0, size);
-    Succeed(status);
-  };
-  executor->memset = [](const SP_Device*, SP_Stream, SP_DeviceMemoryBase* to, uint8_t value, uint64_t size,
-                        TF_Status* status) { memset(to->opaque, value, size); Succeed(status); };
-  executor->memset32 = [](const SP_Device*, SP_Stream, SP_DeviceMemoryBase* to, uint32_t value, uint64_t size,
-                          TF_Status* status) {
-    for (uint64_t i = 0; i < size / sizeof(value); ++i) static_cast<uint32_t*>(to->opaque)[i] = value;
-    Succeed(status);
-  };
-}
-
-void SetStreams(SP_StreamExecutor* executor) {
-  executor->create_stream = [](const SP_Device*, SP_Stream* stream, TF_Status* status) {
-    *stream = new SP_Stream_st;
-    Succeed(status);
-  };
-  executor->destroy_stream = [](const SP_Device*, SP_Stream stream) { delete stream; };
-  executor->create_stream_dependency = [](const SP_Device*, SP_Stream, SP_Stream, TF_Status* status) { Succeed(status); };
-  executor->get_stream_status = [](const SP_Device*, SP_Stream, TF_Status* status) { Succeed(status); };
-  executor->create_event = [](const SP_Device*, SP_Event* event, TF_Status* status) {
-    *event = new SP_Event_st;
-    Succeed(status);
-  };
-  executor->destroy_event = [](const SP_Device*, SP_Event event) { delete event; };
+  executor->memcpy_dtoh = Copy;
+  executor->memcpy_htod = Copy;
+  executor->memcpy_dtod = Copy;
+  executor->sync_memcpy_dtoh = CopyNow;
+  executor->sync_memcpy_htod = CopyNow;
+  executor->sync_memcpy_dtod = CopyNow;
+  executor->mem_zero = [](const SP_Device* device, SP_Stream stream, SP_DeviceMemoryBase* to, uint64_t size,
+                          TF_Status* status) { Fill(device, stream, to, uint8_t{0}, size, status); };
+  executor->memset = Fill;
+  executor->memset32 = Fill;
+  executor->create_stream = [](const SP_Device*, SP_Stream* made, TF_Status* status) { Succeed(*made = &stream, status); };
+  executor->create_event = [](const SP_Device*, SP_Event* made, TF_Status* status) { Succeed(*made = &event, status); };
+  executor->create_timer = [](const SP_Device*, SP_Timer* made, TF_Status* status) { Succeed(*made = &timer, status); };
+  executor->destroy_stream = DoNothing;
+  executor->destroy_event = DoNothing;
+  executor->destroy_timer = DoNothing;
+  executor->create_stream_dependency = Succeed;
+  executor->get_stream_status = Succeed;
   executor->get_event_status = [](const SP_Device*, SP_Event) { return SE_EVENT_COMPLETE; };
-  executor->record_event = [](const SP_Device*, SP_Stream, SP_Event, TF_Status* status) { Succeed(status); };
-  executor->wait_for_event = [](const SP_Device*, SP_Stream, SP_Event, TF_Status* status) { Succeed(status); };
-  executor->create_timer = [](const SP_Device*, SP_Timer* timer, TF_Status* status) {
-    *timer = new SP_Timer_st;
-    Succeed(status);
-  };
-  executor->destroy_timer = [](const SP_Device*, SP_Timer timer) { delete timer; };
-  executor->start_timer = [](const SP_Device*, SP_Stream, SP_Timer, TF_Status* status) { Succeed(status); };
-  executor->stop_timer = executor->start_timer;
-  executor->block_host_for_event = [](const SP_Device*, SP_Event, TF_Status* status) { Succeed(status); };
-  executor->block_host_until_done = [](const SP_Device*, SP_Stream, TF_Status* status) { Succeed(status); };
-  executor->synchronize_all_activity = [](const SP_Device*, TF_Status* status) { Succeed(status); };
+  executor->record_event = Succeed;
+  executor->wait_for_event = Succeed;
+  executor->start_timer = Succeed;
+  executor->stop_timer = Succeed;
+  executor->block_host_for_event = Succeed;
+  executor->block_host_until_done = Succeed;
+  executor->synchronize_all_activity = Succeed;
   executor->host_callback = [](const SP_Device*, SP_Stream, SE_StatusCallbackFn call, void* argument) -> TF_Bool {
     TF_Status* status = TF_NewStatus();
     call(argument, status);
     TF_DeleteStatus(status);
     return true;
   };
+  Succeed(status);
 }
 
 void SetPlatform(SP_PlatformFns* functions) {
@@ -117,27 +118,21 @@ void SetPlatform(SP_PlatformFns* functions) {
     params->device->pci_bus_id = "0000:00:00.0";
     Succeed(status);
   };
-  functions->destroy_device = [](const SP_Platform*, SP_Device*) {};
   functions->create_device_fns = [](const SP_Platform*, SE_CreateDeviceFnsParams* params, TF_Status* status) {
     params->device_fns->struct_size = SP_DEVICE_FNS_STRUCT_SIZE;
     params->device_fns->get_numa_node = [](const SP_Device*) { return 0; };
     Succeed(status);
   };
-  functions->destroy_device_fns = [](const SP_Platform*, SP_DeviceFns*) {};
-  functions->create_stream_executor = [](const SP_Platform*, SE_CreateStreamExecutorParams* params, TF_Status* status) {
-    params->stream_executor->struct_size = SP_STREAMEXECUTOR_STRUCT_SIZE;
-    SetMemory(params->stream_executor);
-    SetCopies(params->stream_executor);
-    SetStreams(params->stream_executor);
-    Succeed(status);
-  };
-  functions->destroy_stream_executor = [](const SP_Platform*, SP_StreamExecutor*) {};
+  functions->create_stream_executor = SetExecutor;
   functions->create_timer_fns = [](const SP_Platform*, SP_TimerFns* timer, TF_Status* status) {
     timer->struct_size = SP_TIMER_FNS_STRUCT_SIZE;
     timer->nanoseconds = [](SP_Timer) { return uint64_t{1}; };
     Succeed(status);
   };
-  functions->destroy_timer_fns = [](const SP_Platform*, SP_TimerFns*) {};
+  functions->destroy_device = DoNothing;
+  functions->destroy_device_fns = DoNothing;
+  functions->destroy_stream_executor = DoNothing;
+  functions->destroy_timer_fns = DoNothing;
 }
 
 }  // namespace
@@ -152,7 +147,7 @@ extern "C" __attribute__((visibility("default"))) void SE_InitPlugin(SE_Platform
   params->platform->force_memory_growth = true;
   params->platform_fns->struct_size = SP_PLATFORM_FNS_STRUCT_SIZE;
   SetPlatform(params->platform_fns);
-  params->destroy_platform = [](SP_Platform*) {};
-  params->destroy_platform_fns = [](SP_PlatformFns*) {};
+  params->destroy_platform = DoNothing;
+  params->destroy_platform_fns = DoNothing;
   Succeed(status);
 }
