@@ -1,33 +1,26 @@
-"""Augmentation and preparation against the published steps, one by one in numpy."""
+"""Augmentation and preparation, the tutorial's and those of the deeper networks, against numpy step by step."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
+import values
 from draws import GivenDraws
 
-from cifar10 import augment
+from cifar10 import augment, crops, shifts
 
 v1 = tf.compat.v1
+LEAST, MOST = 0, 1 - 2**-24  # the numbers that are drawn
 
 
 @pytest.fixture(scope="module")
-def augmented():
-    """(images, numbers drawn) -> augmented images; the batch size is not known statically."""
-    with tf.Graph().as_default(), v1.Session() as session:
+def made():
+    """(images, numbers drawn) -> augmented and prepared images; the batch size is not known statically."""
+    with tf.Graph().as_default() as graph:
         x, u = v1.placeholder(tf.uint8, [None, 32, 32, 3]), v1.placeholder(tf.float32, [None, 4])
-        y = augment.augment(x, GivenDraws(u))
-        assert y.shape.as_list() == [None, 24, 24, 3] and y.dtype == tf.float32
-        yield lambda images, numbers: session.run(y, {x: images, u: numbers})
-
-
-@pytest.fixture(scope="module")
-def prepared():
-    """images -> prepared images."""
-    with tf.Graph().as_default(), v1.Session() as session:
-        x = v1.placeholder(tf.uint8, [None, 32, 32, 3])
-        y = augment.prepare(x)
-        assert y.shape.as_list() == [None, 24, 24, 3] and y.dtype == tf.float32
-        yield lambda images: session.run(y, {x: images})
+        results = augment.augment(x, GivenDraws(u)), augment.prepare(x)
+        assert all(y.shape.as_list() == [None, 24, 24, 3] and y.dtype == tf.float32 for y in results)
+    session = v1.Session(graph=graph)
+    return lambda images, numbers: session.run(results, {x: images, u: numbers})
 
 
 def standardized(image):
@@ -58,44 +51,89 @@ def all_places():
     """The numbers of every crop, flipped and not; of the least and greatest draw; and of twenty others."""
     rows, columns, flips = np.meshgrid(np.arange(9), np.arange(9), [0.25, 0.75], indexing="ij")
     numbers = np.stack([(rows + 0.5) / 9, (columns + 0.5) / 9, flips, np.full(rows.shape, 0.5)], axis=-1)
-    return np.concatenate([numbers.reshape(-1, 4), np.zeros([1, 4]), np.full([1, 4], 1 - 2**-24), draw(20)[1]])
+    return np.concatenate([numbers.reshape(-1, 4), np.full([1, 4], LEAST), np.full([1, 4], MOST), draw(20)[1]])
 
 
 @pytest.mark.parametrize("brightness", [-63.0, 0.0, 63.0])
-def test_equals_the_published_steps_whatever_the_brightness(augmented, brightness):
+def test_equals_the_published_steps_whatever_the_brightness(made, brightness):
     numbers = all_places().astype(np.float32)
     images, _ = draw(len(numbers))
-    np.testing.assert_allclose(augmented(images, numbers), published(images, numbers, brightness), atol=3e-6)
+    augmented, prepared = made(images, numbers)
+    np.testing.assert_allclose(augmented, published(images, numbers, brightness), atol=3e-6)
+    central = [standardized(image[4:28, 4:28].astype(float)) for image in images]
+    np.testing.assert_allclose(prepared, central, atol=3e-6)
 
 
-def test_constant_images_become_zero(augmented, prepared):
-    _, numbers = draw(3)
-    images = np.stack([np.full([32, 32, 3], value, np.uint8) for value in (0, 77, 255)])
-    assert not augmented(images, numbers).any()
-    assert not prepared(images).any()
-
-
-def test_the_deviation_of_nearly_constant_images_is_bounded(augmented):
-    _, numbers = draw(2)
+def test_the_deviation_of_constant_and_nearly_constant_images_is_bounded(made):
+    numbers = draw(5)[1]
     numbers[:, 3] = 0.1  # a contrast of 0.36
-    images = np.full([2, 32, 32, 3], 200, np.uint8)
-    images[:, 16, 16, 1] = [201, 204]  # in every crop; deviations 0.36 / 41.6 and 1.44 / 41.6, the bound is 1 / 41.6
-    result, expected = augmented(images, numbers), published(images, numbers)
-    np.testing.assert_allclose(result, expected, atol=1e-5, rtol=1e-6)
-    np.testing.assert_allclose(result.std(axis=(1, 2, 3)), [0.36, 1.0], rtol=1e-2)
+    images = np.zeros([5, 32, 32, 3], np.uint8) + np.uint8([0, 77, 255, 200, 200])[:, None, None, None]
+    images[3:, 16, 16, 1] = [201, 204]  # in every crop; deviations 0.36 / 41.6 and 1.44 / 41.6, the bound is 1 / 41.6
+    augmented, prepared = made(images, numbers)
+    np.testing.assert_allclose(augmented, published(images, numbers), atol=1e-5, rtol=1e-6)
+    np.testing.assert_allclose(augmented.std(axis=(1, 2, 3)), [0, 0, 0, 0.36, 1.0], rtol=1e-2)
+    assert not augmented[:3].any() and not prepared[:3].any()
 
 
-def test_an_image_comes_out_the_same_to_the_last_bit_in_any_batch(augmented, prepared):
+def test_an_image_comes_out_the_same_to_the_last_bit_in_any_batch(made):
     images, numbers = draw(256)
-    whole, whole_prepared = augmented(images, numbers), prepared(images)
+    whole = made(images, numbers)
     for size in (128, 8, 3, 1):
         for first in range(0, 256, size):
             part = slice(first, first + size)
-            np.testing.assert_array_equal(augmented(images[part], numbers[part]), whole[part])
-            np.testing.assert_array_equal(prepared(images[part]), whole_prepared[part])
+            for found, expected in zip(made(images[part], numbers[part]), whole, strict=True):
+                np.testing.assert_array_equal(found, expected[part])
 
 
-def test_preparation_is_the_standardised_central_crop(prepared):
-    images, _ = draw(5, seed=1)
-    expected = [standardized(image[4:28, 4:28].astype(float)) for image in images]
-    np.testing.assert_allclose(prepared(images), expected, atol=3e-6)
+@pytest.fixture(scope="module")
+def images():
+    return draw(2)[0]
+
+
+def test_crops_are_those_of_the_padded_image(images):
+    """All 81 places, flipped and not, and the least and greatest numbers, against numpy."""
+    places = [(row, column, flip, k) for row in range(9) for column in range(9) for flip in (0, 1) for k in (0, 1)]
+    numbers = [((row + 0.5) / 9, (column + 0.5) / 9, 0.75 - 0.5 * flip) for row, column, flip, _ in places]
+    places, numbers = [*places, (0, 0, 1, 0), (8, 8, 0, 1)], [*numbers, (LEAST,) * 3, (MOST,) * 3]
+    found = values.of(lambda x: crops.augment(x, GivenDraws(numbers)), images[[k for *_, k in places]])
+    normal = (images.astype(np.float64) - crops.MEAN) / crops.DEVIATION
+    padded = np.pad(normal, [(0, 0), (4, 4), (4, 4), (0, 0)])
+    for crop, (row, column, flip, k) in zip(found, places, strict=True):
+        expected = padded[k, row : row + 32, column : column + 32]
+        np.testing.assert_allclose(crop, expected[:, ::-1] if flip else expected, atol=1e-5, err_msg=f"{row} {column}")
+
+
+def test_every_shift_and_flip_is_numpys(images):
+    """All 25 places, flipped and not, in an even and in an odd epoch."""
+    cases = [(r, c, bit, epoch, k) for r in range(5) for c in range(5) for bit in (0, 1) for epoch in (6, 7)
+             for k in (0, 1)]  # fmt: skip
+    rows, columns, bits, epochs, chosen = map(np.array, zip(*cases, strict=True))
+    numbers = np.stack([rows + 0.5, columns + 0.5], axis=1) / 5  # those of the shift, and of the colours too
+    given = numbers, (0.75 - 0.5 * bits)[:, np.newaxis], epochs
+    found = values.of(lambda x: shifts.augment(x, GivenDraws(*given)), images[chosen])
+    assert found.dtype == np.float32
+    padded = np.pad(images, [(0, 0), (2, 2), (2, 2), (0, 0)], mode="reflect").astype(np.float64)
+    for shifted, (row, column, bit, epoch, k) in zip(found, cases, strict=True):
+        expected = (padded[k, row : row + 32, column : column + 32] - crops.MEAN) / crops.DEVIATION
+        if (bit + epoch) % 2:
+            expected = expected[:, ::-1]
+        brightness, contrast = 0.1399 * (row / 2.5 - 0.8), 1 + 0.1308 * (column / 2.5 - 0.8)
+        expected = (expected + brightness) * contrast
+        np.testing.assert_allclose(shifted, expected, atol=1e-5, err_msg=f"{row} {column} {bit} {epoch}")
+
+
+def test_the_extreme_numbers_give_the_extreme_shifts_and_colours(images):
+    given = [[LEAST] * 2, [MOST] * 2], [[0.5], [0.5]], [0, 0]
+    found, plain = values.of(lambda x: (shifts.augment(x, GivenDraws(*given)), crops.prepare(x)), images)
+    np.testing.assert_allclose(found[0, 2:, 2:], (plain[0, :30, :30] - 0.1399) * (1 - 0.1308), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found[1, :30, :30], (plain[1, 2:, 2:] + 0.1399) * (1 + 0.1308), rtol=1e-5, atol=1e-6)
+
+
+def test_the_six_views_are_numpys(images):
+    plain = values.of(crops.prepare, images)
+    weights, found = zip(*shifts.views(tf.constant(plain)), strict=True)
+    padded = np.pad(plain, [(0, 0), (1, 1), (1, 1), (0, 0)], mode="reflect")
+    moved = [padded[:, first : first + 32, first : first + 32] for first in (1, 2, 0)]
+    assert weights == (1 / 4, 1 / 8, 1 / 8) * 2
+    for view, expected in zip(found, moved + [image[:, :, ::-1] for image in moved], strict=True):
+        np.testing.assert_array_equal(view, expected)

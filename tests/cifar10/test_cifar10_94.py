@@ -1,4 +1,4 @@
-"""The recipe for 94 %: its network against TensorFlow's plain operations, its beginning, its batch, and its towers."""
+"""The recipe for 94 %: its network against TensorFlow's plain operations, its whitened beginning, and its towers."""
 
 import dataclasses
 import functools
@@ -11,7 +11,7 @@ import trainings
 import values
 
 import cifar10
-from cifar10 import cifar10_94, records, whitening
+from cifar10 import cifar10_94, crops, records, whitening
 from tower_train import layers
 from tower_train.graph import context
 from tower_train.workload import DataRequest
@@ -74,7 +74,7 @@ def test_the_network_equals_its_plain_formulation(examples, on_gpu, monkeypatch)
 
 def test_it_begins_with_whitened_patches_that_are_passed_on(examples, cifar10_dir):
     _, variables = trainings.train(NARROW, examples, 0, dtype="float32", global_batch_size=4)
-    kernels = whitening.kernels(records.read_split(cifar10_dir, "train").images)  # see test_whitening.py
+    kernels = whitening.kernels(records.read_split(cifar10_dir, "train").images)
     np.testing.assert_array_equal(variables["block1/conv1/whitening/weights"], kernels)
     for layer, channels, filters in (("block1/conv1", 24, 32), ("block2/conv1", 32, 48), ("block3/conv2", 48, 48)):
         kernels = variables[f"{layer}/weights"]
@@ -150,3 +150,27 @@ def test_the_whitening_layer_and_later_its_biases_stay_and_filters_keep_their_no
     assert [np.array_equal(a, b) for a, b in zip(one, two, strict=True)] == [True, False, False]
     assert [np.array_equal(a, b) for a, b in zip(two, three, strict=True)] == [True, True, False]
     np.testing.assert_allclose([np.linalg.norm(values[2]) for values in after], 32**0.5, rtol=1e-6)
+
+
+def test_whitened_patches_are_uncorrelated_and_of_variance_nearly_one():
+    """eigenvalue / (eigenvalue + epsilon), by TensorFlow's convolution, on smooth images: pixels and channels are
+    correlated. The greatest eigenvalue comes first, directions are fixed, and the second half is their negative."""
+    noise = np.random.default_rng(0).normal(size=[700, 10, 9, 3])
+    smooth = noise[:, 1:, 1:] + noise[:, :-1, 1:] + noise[:, 1:, :-1]
+    images = np.clip(120 + 30 * (smooth + smooth.mean(axis=-1, keepdims=True)), 0, 255).astype(np.uint8)
+    kernels = whitening.kernels(images)
+    assert kernels.shape == (2, 2, 3, 24) and kernels.dtype == np.float32
+    np.testing.assert_array_equal(kernels[..., 12:], -kernels[..., :12])
+    rows = kernels[..., :12].reshape(12, 12).T
+    assert (np.diff(np.linalg.norm(rows, axis=1)) > 0).all()  # 1 / sqrt(eigenvalue + epsilon)
+    assert (rows[np.arange(12), np.abs(rows).argmax(axis=1)] > 0).all()
+    assert whitening.kernels(images[::-1]).tobytes() == kernels.tobytes(), "whatever the order of the images"
+    normal = (images.astype(np.float64) - crops.MEAN) / crops.DEVIATION
+    found = values.of(lambda x: tf.nn.conv2d(x, kernels[..., :12], 1, "VALID"), normal.astype(np.float32))
+    assert found.shape == (700, 8, 7, 12)
+    patches = np.lib.stride_tricks.sliding_window_view(normal, (2, 2), axis=(1, 2)).reshape(-1, 12)
+    eigenvalues = np.linalg.eigvalsh(np.cov(patches, rowvar=False))[::-1]
+    assert eigenvalues[-1] < 0.5 * eigenvalues[0]
+    expected = np.diag(eigenvalues / (eigenvalues + 5e-4))
+    np.testing.assert_allclose(np.cov(found.reshape(-1, 12), rowvar=False), expected, atol=1e-3)
+    np.testing.assert_allclose(expected, np.eye(12), atol=0.05)

@@ -12,25 +12,16 @@ from cifar10 import records
 from tower_train import errors
 
 
-def test_pixel_and_label_lie_where_the_format_puts_them(tmp_path):
-    record = bytearray(3073)
-    record[0] = 7
-    record[1 + 1 * 1024 + 5 * 32 + 9] = 200  # green, row 5, column 9
-    (tmp_path / "one.bin").write_bytes(record)
-    read = records.read([tmp_path / "one.bin"])
-    assert read.labels.tolist() == [7] and read.labels.dtype == np.int32
-    assert read.images.shape == (1, 32, 32, 3) and read.images.dtype == np.uint8
-    assert np.argwhere(read.images).tolist() == [[0, 5, 9, 1]] and read.images[0, 5, 9, 1] == 200
-
-
 @pytest.mark.parametrize("counts", [[1], [3, 1, 2], [999, 1000, 1001], [2500]])
 def test_files_of_any_length_follow_one_another(tmp_path, counts):
+    """A record is its label and three planes, which are interleaved."""
     stored = np.random.default_rng(0).integers(0, 256, [sum(counts), 3073], np.uint8)
     stored[:, 0] %= 10
     paths = [tmp_path / f"{i}.bin" for i in range(len(counts))]
     for path, part in zip(paths, np.split(stored, np.cumsum(counts)[:-1]), strict=True):
         part.tofile(path)
     read = records.read(paths)
+    assert read.labels.dtype == np.int32 and read.images.dtype == np.uint8
     np.testing.assert_array_equal(read.labels, stored[:, 0])
     np.testing.assert_array_equal(read.images, stored[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
 
