@@ -102,6 +102,18 @@ def command(monkeypatch, capfd):
     return run
 
 
+@pytest.fixture
+def refusal(command):
+    """Runs a command that is to be refused: (its module, words) -> the line that says why."""
+
+    def run(module, *words):
+        status, stdout, stderr = command(module, *words)
+        assert (status, stdout) == (2, "") and stderr.startswith("tower_train: error: ") and stderr.count("\n") == 1
+        return stderr
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def toy_run(tmp_path_factory):
     """The directory of a run of the toy workload, 40 steps on two towers, with summaries."""

@@ -1,10 +1,8 @@
 """python -m tower_train: a mistake is one line that says what to do, and a workload of one's own trains by its name."""
 
-import functools
 import io
 import os
 import re
-import shutil
 import signal
 import sys
 
@@ -18,26 +16,6 @@ from tower_train.run import signals
 from tower_train.run import train as running
 
 
-@pytest.fixture
-def main(command):
-    return functools.partial(command, __main__)
-
-
-@pytest.fixture
-def data_dir(cifar10_dir, tmp_path):
-    """A copy of small CIFAR-10 files, to be damaged."""
-    shutil.copytree(cifar10_dir, tmp_path / "data")
-    return tmp_path / "data"
-
-
-def assert_one_line(status, stdout, stderr, *parts):
-    assert status == 2
-    assert stdout == ""
-    assert re.fullmatch(r"tower_train: error: .+\n", stderr), stderr
-    for part in parts:
-        assert part in stderr
-
-
 @pytest.mark.parametrize(
     ("word", "parts"),
     [
@@ -46,26 +24,27 @@ def assert_one_line(status, stdout, stderr, *parts):
         ("--dataset=mnist", ["--dataset=mnist", "cifar10", "generated"]),
         ("--workload=toy_workload --dataset=mnist", ["--dataset=mnist: workload toy knows auto only"]),
         ("--data_dir=/no/such/directory", ["--data_dir=/no/such/directory", "data_batch_1.bin"]),
-        ("--train_dir=gs://bucket/run", ["--train_dir=gs://bucket/run", "a local or mounted folder"]),
         ("--dataset=generated --data_dir=s3://bucket", ["s3://bucket: ", "a local or mounted folder"]),
     ],
 )
-def test_a_mistake_is_one_line_that_names_it_and_leaves_nothing_behind(word, parts, main, tmp_path, monkeypatch):
+def test_a_mistake_is_one_line_that_names_it_and_leaves_nothing_behind(word, parts, refusal, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert_one_line(*main(*word.split()), *parts)
+    line = refusal(__main__, *word.split())
+    assert all(part in line for part in parts)
     assert jobs.contents(tmp_path) == {}
 
 
 @pytest.mark.parametrize("place", ["file/run", "file", "/proc/run"])
-def test_a_train_dir_that_cannot_be_written_to_is_one_line(place, main, data_dir, tmp_path):
+def test_a_train_dir_that_cannot_be_written_to_is_one_line(place, refusal, cifar10_dir, tmp_path):
     (tmp_path / "file").write_text("mine")
     train_dir = tmp_path / place
-    assert_one_line(*main(f"--train_dir={train_dir}", f"--data_dir={data_dir}"), f"--train_dir={train_dir} cannot be")
+    line = refusal(__main__, f"--train_dir={train_dir}", f"--data_dir={cifar10_dir}")
+    assert f"--train_dir={train_dir} cannot be" in line
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_loss_that_is_not_finite_is_one_line_and_status_3(main, tmp_path):
-    status, _, stderr = main(*jobs.toy_flags(tmp_path, learning_rate=1e30))
+def test_a_loss_that_is_not_finite_is_one_line_and_status_3(command, tmp_path):
+    status, _, stderr = command(__main__, *jobs.toy_flags(tmp_path, learning_rate=1e30))
     assert status == 3
     assert re.fullmatch(r"tower_train: error: not finite at step \d+: tower_0: .+\n", stderr), stderr
 
@@ -84,10 +63,9 @@ def test_drawn_images_are_told_apart_from_cifar10_and_stay_with_the_run(tmp_path
     assert found.class_names == generated.CLASS_NAMES
 
 
-def test_what_a_user_gives_cannot_break_the_line_that_names_it(main):
-    assert_one_line(*main("--num_gpus=1\n2\x1b[31m"), r"--num_gpus=1\n2\x1b[31m: it must be")
-    status, stdout, stderr = main("--num_gpus=1\udcff")
-    assert (status, stdout) == (2, "") and stderr.startswith("tower_train: error: --num_gpus=1\\udcff: it must be")
+def test_what_a_user_gives_cannot_break_the_line_that_names_it(refusal):
+    assert r"--num_gpus=1\n2\x1b[31m: it must be" in refusal(__main__, "--num_gpus=1\n2\x1b[31m")
+    assert r"--num_gpus=1\udcff: it must be" in refusal(__main__, "--num_gpus=1\udcff")
 
 
 def test_lines_that_a_terminal_has_no_letters_for_are_printed_all_the_same(monkeypatch):

@@ -71,13 +71,6 @@ def plain(original, tmp_path_factory):
     return examples, fetch(examples)
 
 
-def test_labels_are_the_places_of_the_folder_names_in_sorted_order(original, plain):
-    of_test = load(original, "test")
-    for examples, (_, labels), count in ((*plain, 6), (of_test, fetch(of_test), 2)):
-        assert examples.class_names == CLASSES and examples.num_examples == 3 * count
-        assert labels.tolist() == np.repeat([0, 1, 2], count).tolist()
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 def test_images_are_decoded_and_resized(original, channels):
     """The oracle is TensorFlow, whose antialiased bilinear filter is the same, but not rounded between its passes."""

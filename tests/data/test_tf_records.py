@@ -1,14 +1,11 @@
 """TFRecord files by index: what was written is what is fetched, and damage is named by file and offset."""
 
-import dataclasses
 import os
 
 import element_workloads
-import jobs
 import numpy as np
 import pytest
 import tensorflow as tf
-import toy_workload
 import values
 
 from tower_train import errors, host
@@ -129,18 +126,6 @@ def test_files_that_are_none_are_one_line(patterns, text, tmp_path):
     with pytest.raises(errors.DataError, match=text) as error:
         tf_records.examples("toy", patterns, parse)
     assert "\n" not in str(error.value)
-
-
-def test_a_run_on_records_is_the_run_on_their_arrays_also_when_resumed_with_other_towers(folder, tmp_path):
-    def examples(request):
-        return tf_records.examples("records", folder / "train-*.tfrecord", parse, toy_workload.CLASSES)
-
-    workload = dataclasses.replace(toy_workload.WORKLOAD, examples=examples)
-    options = dict(dtype="float64", seed=3, learning_rate=0.001)
-    jobs.train_toy(tmp_path / "arrays", max_steps=9, **options)
-    jobs.train_toy(tmp_path / "run", workload=workload, max_steps=5, **options)
-    jobs.train_toy(tmp_path / "run", workload=workload, max_steps=9, num_gpus=4, batch_size=4, **options)
-    jobs.assert_close(jobs.variables(tmp_path / "run"), jobs.variables(tmp_path / "arrays"))
 
 
 @pytest.mark.parametrize(

@@ -157,10 +157,15 @@ def test_predict_prints_the_top_classes_of_each_file(command, run, exported, fil
     assert second.startswith(f"{odd}: right ")
 
 
-def test_export_writes_into_the_train_dir_and_never_over_a_folder(command, run, exported, tmp_path):
-    status, stdout, stderr = command(export, f"--train_dir={run}")
-    assert (status, stdout) == (2, "") and f"{run}/export is there already" in stderr
-    assert "--overwrite" in stderr and "--versioned" in stderr and stderr.count("\n") == 1
+def test_export_writes_into_the_train_dir_and_never_over_a_folder(command, refusal, run, exported, tmp_path):
+    line = refusal(export, f"--train_dir={run}")
+    assert f"{run}/export is there already" in line and "--overwrite" in line and "--versioned" in line
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_text("precious")
+    line = refusal(export, f"--train_dir={run}", f"--export_dir={tmp_path / 'mine'}", "--overwrite")
+    assert "is no SavedModel, so it stays" in line and (tmp_path / "mine" / "file").read_text() == "precious"
+    line = refusal(export, f"--train_dir={run}", "--overwrite", "--versioned")
+    assert "--overwrite and --versioned exclude each other" in line
     status, stdout, stderr = command(export, f"--train_dir={run}", f"--export_dir={tmp_path / 'new'}")
     assert (status, stderr) == (0, "")
     assert stdout == f"Exported: {tmp_path / 'new'} (signatures serving_default, predict, files)\n"
@@ -198,16 +203,7 @@ def test_an_export_takes_its_place_whole_or_not_at_all(toy_run, tmp_path, monkey
     assert not np.allclose(averaged, raw) and os.listdir(below) == ["model"]
 
 
-def test_nothing_but_a_saved_model_is_overwritten(command, toy_run, tmp_path):
-    (tmp_path / "mine").write_text("precious")
-    status, stdout, stderr = command(export, f"--train_dir={toy_run}", f"--export_dir={tmp_path}", "--overwrite")
-    assert (status, stdout) == (2, "") and "is no SavedModel, so it stays" in stderr
-    assert (tmp_path / "mine").read_text() == "precious" and len(list(tmp_path.iterdir())) == 1
-    status, _, stderr = command(export, f"--train_dir={toy_run}", "--overwrite", "--versioned")
-    assert status == 2 and "--overwrite and --versioned exclude each other" in stderr
-
-
-def test_versions_are_numbered_upwards_and_appear_whole(command, toy_run, tmp_path, monkeypatch):
+def test_versions_are_numbered_upwards_and_appear_whole(command, refusal, toy_run, tmp_path, monkeypatch):
     """As TensorFlow Serving finds them: it takes the folder with the greatest number, and passes over other names."""
     base, words = tmp_path / "served", ["--versioned", f"--export_dir={tmp_path / 'served'}", f"--train_dir={toy_run}"]
     before, seen = time.time(), []
@@ -221,8 +217,8 @@ def test_versions_are_numbered_upwards_and_appear_whole(command, toy_run, tmp_pa
     assert stdout.startswith(f"Exported: {base / versions[-1]} (")
     assert [sum(name.isdecimal() for name in names) for names in seen] == [0, 1] and len(seen[0]) == 1
     assert tf.saved_model.load(str(base / versions[-1])).signatures
-    status, stdout, stderr = command(export, *words[:1], f"--export_dir={base / versions[0]}", words[2])
-    assert (status, stdout) == (2, "") and "is a SavedModel itself, and no folder of versions" in stderr
+    line = refusal(export, *words[:1], f"--export_dir={base / versions[0]}", words[2])
+    assert "is a SavedModel itself, and no folder of versions" in line
 
 
 @pytest.mark.parametrize(
@@ -230,12 +226,10 @@ def test_versions_are_numbered_upwards_and_appear_whole(command, toy_run, tmp_pa
     [
         ([], "No file is named"),
         (["/"], "/: is a folder. Name the files in it, such as /*."),
-        (["--tpo=1", "x.jpg"], "There is no option --tpo. Did you mean --top?"),
     ],
 )
-def test_predict_refuses_what_it_cannot_do_in_one_line(command, run, words, text):
-    status, stdout, stderr = command(predict, f"--train_dir={run}", *words)
-    assert (status, stdout) == (2, "") and text in stderr and stderr.count("\n") == 1
+def test_predict_refuses_what_it_cannot_do_in_one_line(refusal, run, words, text):
+    assert text in refusal(predict, f"--train_dir={run}", *words)
 
 
 def test_predict_names_files_that_it_cannot_use_and_predicts_on_the_others(command, run, files, tmp_path):
@@ -271,8 +265,6 @@ def test_exported_networks_decode_photographs_as_training_does():
         assert np.abs(served - decoding.decode(content.getvalue(), SIZE, SIZE, 1)).max() <= most
 
 
-def test_a_network_on_other_features_is_exported_without_files(toy_run, tmp_path, command, files):
+def test_a_network_on_other_features_is_exported_without_files(toy_run, tmp_path):
     _, names = saved_model.export(ExportOptions(train_dir=str(toy_run)), tmp_path / "model")
     assert names == ["serving_default", "predict"]
-    status, _, stderr = command(predict, f"--train_dir={toy_run}", str(files[0][0]))
-    assert status == 2 and "this run's examples are no images" in stderr

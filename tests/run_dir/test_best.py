@@ -153,6 +153,17 @@ def test_the_best_is_the_highest_or_the_lowest_and_nan_the_worst(mode, values, b
     assert found == best_steps
 
 
+def test_an_earlier_version_that_wrote_no_direction_down_took_the_greatest(tmp_path):
+    first = {"step": 5, "examples": 80, "value": 9.0}
+    directory.RunDirectory(tmp_path).write(directory.BEST, {"metric": "m", "best": first, "last": first})
+    compared = best.Best(directory.RunDirectory(tmp_path), False, 16, 16)
+    assert not compared.begin(5)
+    [line] = compared.compare_by("m", "min")
+    assert line.startswith("*** Until now the best of m was the best, now the min of m is.") and compared.begin(5)
+    note(compared, 5, 0.5, "min")
+    assert not compared.compare_by("m", "min") and jobs.read_json(tmp_path, "best.json")["mode"] == "min"
+
+
 def test_without_a_kept_checkpoint_best_is_refused(toy_run):
     with pytest.raises(errors.RunError, match="best holds no checkpoint. Train with --keep_best"):
         list(evaluate_run(EvaluateOptions(train_dir=str(toy_run), best=True)))
