@@ -1,6 +1,5 @@
 """scripts/local_cluster, and what starts a cluster elsewhere, as far as it can be checked without one."""
 
-import json
 import os
 import re
 import signal
@@ -38,42 +37,33 @@ def test_a_local_cluster_passes_on_lines_signals_and_the_chiefs_status(tmp_path)
     assert any("Stopped by SIGINT at step" in line for line in lines)
 
 
-def test_a_local_cluster_has_an_evaluator_for_a_program_that_wants_one():
-    words = [sys.executable, LOCAL_CLUSTER, "--workers=2", "--evaluator"]
-    source = "import os; print(os.environ['TF_CONFIG'])"
-    done = subprocess.run(
-        [*words, "--", "python", "-c", source], env=jobs.environment(), capture_output=True, text=True
-    )
-    printed = dict(line.removeprefix("[").split("] ", 1) for line in done.stdout.splitlines())
-    tasks = {name: json.loads(text) for name, text in printed.items()}
-    assert tasks["evaluator"]["task"] == {"type": "evaluator", "index": 0}
-    assert tasks["worker 1"]["task"] == {"type": "worker", "index": 1}
-    assert len({str(each["cluster"]) for each in tasks.values()}) == 1 and len(tasks) == 3
-    alone = subprocess.run(words, env=jobs.environment(), capture_output=True, text=True)
-    assert alone.returncode == 2 and "--evaluator is for programs, as in --evaluator -- python mine.py" in alone.stderr
-
-
-def test_an_evaluator_does_not_outlive_a_chief_that_failed():
+def test_a_local_cluster_of_any_program_gives_each_its_place_and_words_and_no_evaluator_outlives_its_chief(tmp_path):
     source = """import json, os, sys, time
-if json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "evaluator":
-    time.sleep(3600)
-sys.exit(138)"""
-    words = [sys.executable, LOCAL_CLUSTER, "--workers=2", "--evaluator", "--", "python", "-c", source]
-    assert subprocess.run(words, env=jobs.environment(), timeout=jobs.WAIT_SECS).returncode == 138
-
-
-def test_a_local_cluster_of_any_program_gives_each_its_place_and_words():
-    source = """import json, os, sys
 place = json.loads(os.environ["TF_CONFIG"])
-print(len(set(place["cluster"]["worker"])), place["task"], sys.argv[1:])
+print(len(set(place["cluster"]["worker"])), place["task"], sys.argv[1:], flush=True)
+if place["task"]["type"] == "evaluator":
+    open("there", "w").close()
+    time.sleep(3600)
+while not os.path.exists("there"):
+    time.sleep(0.01)
 sys.exit(7 - place["task"]["index"])"""
-    words = [sys.executable, LOCAL_CLUSTER, "--workers=3", "--", "python", "-c", source, "--workers=9", "--"]
-    process = subprocess.run(words, env=jobs.environment(), text=True, capture_output=True, check=False)
-    expected = [f"[worker {i}] 3 {{'type': 'worker', 'index': {i}}} ['--workers=9', '--']" for i in range(3)]
-    assert (process.returncode, sorted(process.stdout.splitlines())) == (7, expected), process.stderr
-    refused = subprocess.run([*words[:2], "--num_gpus=2", *words[3:5]], env=jobs.environment(), text=True,
-                             capture_output=True, check=False)  # fmt: skip
-    assert refused.returncode == 2 and "--num_gpus=2 -- python: give --workers, then --" in refused.stderr
+
+    def local_cluster(*words):
+        command = [sys.executable, LOCAL_CLUSTER, *words]
+        return subprocess.run(command, env=jobs.environment(), text=True, capture_output=True, cwd=tmp_path,
+                              timeout=jobs.WAIT_SECS)  # fmt: skip
+
+    done = local_cluster("--workers=3", "--evaluator", "--", "python", "-c", source, "--workers=9", "--")
+    tasks = {f"worker {i}": {"type": "worker", "index": i} for i in range(3)}
+    tasks["evaluator"] = {"type": "evaluator", "index": 0}
+    expected = [f"[{name}] 3 {task} ['--workers=9', '--']" for name, task in tasks.items()]
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (7, sorted(expected)), done.stderr
+    for words, line in (
+        (["--workers=2", "--num_gpus=2", "--", "python"], "--num_gpus=2 -- python: give --workers, then --"),
+        (["--workers=2", "--evaluator"], "--evaluator is for programs, as in --evaluator -- python mine.py"),
+    ):
+        done = local_cluster(*words)
+        assert done.returncode == 2 and line in done.stderr
 
 
 def test_the_manifest_is_a_tfjob_that_gives_the_trainer_options_that_it_has():

@@ -61,6 +61,7 @@ def test_predict_gives_a_number_for_each_row(run, command, tmp_path):
     ("name", "array", "message"),
     [
         ("wide.npy", np.ones([3, 2]), "features is float64 [3, 2]; this run's network takes float32 [examples, 1]."),
+        ("one.npy", np.array(1.0), "features is float64 []; this run's network takes float32 [examples, 1]."),
         ("text.npy", np.array([["a"]]), "this run's network takes float32 [examples, 1]."),
         ("image.png", None, "examples are no images. Give a .npy or .npz file that holds features [examples, 1]."),
         ("no.npy", None, "no.npy: holds no arrays that numpy can read"),

@@ -128,15 +128,6 @@ def test_swish_and_its_derivative_are_those_of_the_sigmoid_formula(dtype, tolera
     np.testing.assert_allclose(slope, sigmoid + beta * x * sigmoid * (1 - sigmoid), atol=tolerance, rtol=tolerance)
 
 
-def test_synchronized_towers_match_one_tower_step_by_step(examples):
-    """Over the end of the first epoch, and that of the whitening biases' training."""
-    options = dict(dtype="float64", sync_batch_norm=True, global_batch_size=2, steps=3)
-    examples = examples.sample(3)
-    one = trainings.train(NARROW, examples, num_gpus=1, **options)
-    two = trainings.train(NARROW, examples, num_gpus=2, **options)
-    trainings.assert_same(two, one)
-
-
 def test_the_whitening_layer_and_later_its_biases_stay_and_filters_keep_their_norm(examples):
     names = "block1/conv1/whitening/weights", "block1/conv1/whitening/biases", "block1/conv1/weights"
     options = dict(dtype="float32", global_batch_size=2, num_gpus=1, max_steps=100)  # ten steps are an epoch

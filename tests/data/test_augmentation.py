@@ -1,22 +1,18 @@
 """Changes of images are those of Pillow, of torchvision's published loops and of the papers, and know no towers."""
 
-import dataclasses
 import math
 
 import numpy as np
 import pytest
 import tensorflow as tf
-import trainings
 import values
 from draws import GivenDraws
 from PIL import Image, ImageEnhance, ImageOps
 
-from tower_train import errors
 from tower_train.data import augmentation, colours
-from tower_train.examples import Examples, Weighted
-from tower_train.graph import stream, towers, transfer
+from tower_train.examples import Weighted
+from tower_train.graph import towers
 from tower_train.workload import Workload
-from tower_train.workloads import fashion_mnist
 
 v1 = tf.compat.v1
 NUMBERS = np.random.default_rng(1).uniform(size=[40, 22]).astype(np.float32)
@@ -206,43 +202,3 @@ def test_neighbours_and_their_labels_are_mixed(alphas):
         lambda: augmentation.mixed(tf.constant(whole), tf.constant(labels), GivenDraws(NUMBERS), alphas)[0]
     )
     np.testing.assert_array_equal(of_whole, pixels)
-
-
-EVERYTHING = augmentation.PlacedImageOptions(
-    color_jitter=0.4, randaugment=9, random_erasing=0.5, mixup_alpha=0.2, cutmix_alpha=1.0, random_resized_crop=0.3,
-    flip=True, vertical_flip=True,
-)  # fmt: skip
-
-
-def batches(first, num_towers, augments_there, steps):
-    """The images and labels of some steps of 12, over all towers, from a position on."""
-    examples = Examples.from_arrays("photos", photos(21, (28, 28, 1)), np.arange(21))
-    with tf.Graph().as_default(), v1.Session() as session:
-        seen = tf.Variable(first, dtype=tf.int64)
-        made = stream.training_stream(
-            fashion_mnist.workload(EVERYTHING), examples, 5, seen, trainings.on_host(12 // num_towers, num_towers),
-            transfer.Transfer(augments_there),
-        )  # fmt: skip
-        session.run(seen.initializer)
-        session.run(made.initializer)
-        found = []
-        for _ in range(steps):
-            found.append(tf.nest.map_structure(lambda *towers: np.concatenate(towers), *session.run(made.batches)))
-            session.run(seen.assign_add(12))
-    return found
-
-
-@pytest.mark.parametrize(("augments_there", "num_towers"), [(False, 3), (True, 2)])
-def test_pictures_are_the_same_to_the_bit_for_any_towers_and_from_anywhere(augments_there, num_towers):
-    expected = batches(0, 1, augments_there, 4)
-    assert not np.array_equal(expected[0][0], expected[1][0])
-    found = batches(24, num_towers, augments_there, 2)
-    for value, other in zip(tf.nest.flatten(found), tf.nest.flatten(expected[2:]), strict=True):
-        np.testing.assert_array_equal(value, other)
-
-
-def test_an_odd_batch_cannot_be_mixed():
-    workload = fashion_mnist.workload(dataclasses.replace(EVERYTHING, cutmix_alpha=0.0))
-    examples = Examples.from_arrays("photos", photos(6, (28, 28, 1)), np.arange(6))
-    with pytest.raises(errors.ConfigError, match="in pairs, and 3 per tower is odd. Choose a --batch_size"):
-        trainings.train(workload, examples, steps=1, num_gpus=2, batch_size=3)

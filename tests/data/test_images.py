@@ -13,7 +13,7 @@ import tensorflow as tf
 import values
 from PIL import Image
 
-from tower_train import errors
+from tower_train import errors, host
 from tower_train.data import image_files, images
 from tower_train.graph import step_failures
 
@@ -257,3 +257,14 @@ def test_memory_is_taken_unasked_if_the_images_take_half_of_what_is_free(origina
     assert found == ["memory", "none", "memory", "disk", "none"]
     monkeypatch.setattr(images.host, "free_memory", lambda: None)  # nobody knows
     assert load(original, cache="auto").num_examples == 18 and cache_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("MemTotal:  9 kB\nMemAvailable:    3 kB\nBuffers: 5 kB\n", 3 * 1024), ("MemTotal: 9 kB\n", None), (None, None)],
+)
+def test_free_memory_is_what_linux_says_is_available(text, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(host, "MEMINFO", tmp_path / "meminfo")
+    if text is not None:
+        host.MEMINFO.write_text(text)
+    assert host.free_memory() == expected

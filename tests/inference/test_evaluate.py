@@ -1,11 +1,11 @@
 """python -m tower_train.evaluate: what it prints is what it found, and a mistake is one line."""
 
-import re
 import shutil
 
 import jobs
 import pytest
 import small_disk
+import toy_workload
 
 from tower_train import evaluate
 
@@ -21,8 +21,10 @@ def test_it_prints_the_metrics_and_a_confusion_matrix(word, weights, command, ru
         f"step 12: 50 examples of toy test, {weights}",
         f"precision @ 1 = {metric['mean']:.3f} (95 % interval {metric['low']:.3f} to {metric['high']:.3f})",
     ]
-    table = [[int(number) for number in re.findall(r"\d+", line)] for line in lines[-3:]]
-    assert table == found["confusion"]
+    assert lines[-5] == "confusion matrix (row: true class, column: predicted class)"
+    table, names = found["confusion"], toy_workload.CLASSES
+    rows = [[name, *map(str, row)] for name, row in zip(names, table, strict=True)]
+    assert [line.split() for line in lines[-4:]] == [[*names], *rows]
     assert sum(map(sum, table)) == 50
     assert metric["mean"] == pytest.approx(sum(table[i][i] for i in range(3)) / 50)
 

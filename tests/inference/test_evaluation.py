@@ -264,13 +264,3 @@ def test_a_warning_when_they_part_beyond_chance():
     errors_part = [found(mean, 1000, mode="min") for mean in (0.05, 0.2)]
     assert report.overfitting(*errors_part) and not report.overfitting(*reversed(errors_part))
     assert report.overfitting(found(0.95, 1000, mode=None), found(0.8, 1000, mode=None)) is None
-
-
-def test_a_confusion_matrix_is_a_table_under_its_classes_names():
-    lines = report.confusion_lines([[12345, 0], [7, 1]], ("cat", "aeroplane"))
-    assert lines == [
-        "confusion matrix (row: true class, column: predicted class)",
-        "                cat aeroplane",
-        "      cat     12345         0",
-        "aeroplane         7         1",
-    ]

@@ -17,7 +17,7 @@ from tower_train import export, predict
 from tower_train.config import Config, EvaluateOptions, ExportOptions
 from tower_train.data import decoding
 from tower_train.graph import devices
-from tower_train.inference import example_files, saved_model, saved_run, serving
+from tower_train.inference import saved_model, saved_run, serving
 from tower_train.inference.evaluation_graph import evaluation_graph
 
 v1 = tf.compat.v1
@@ -241,17 +241,6 @@ def test_predict_names_files_that_it_cannot_use_and_predicts_on_the_others(comma
     first, second, third = stderr.splitlines()
     assert f"{names[1]}: cannot be read: No such file" in first and f"{names[3]}: " in third
     assert f"{names[0]}: is no JPEG, PNG, GIF, BMP or WebP image" in second
-
-
-def test_arrays_of_many_examples_are_fed_in_parts(tmp_path):
-    np.save(tmp_path / "rows.npy", np.arange(600.0))
-    place = type("Place", (), dict(shape=tf.TensorShape([None]), dtype=tf.float64))()
-    content = example_files.read(path := str(tmp_path / "rows.npy"))
-    parts = list(example_files.batches(path, content, None, {"features": place}))
-    assert [name for names, _ in parts for name in names] == [f"{path}[{i}]" for i in range(600)]
-    np.testing.assert_array_equal(np.concatenate([feed[place] for _, feed in parts]), np.arange(600.0))
-    with pytest.raises(tower_train.UserError, match=r"is float64 \[\]; this run's network takes float64 \[examples"):
-        list(example_files.batches(path, {None: np.array(1.0)}, None, {"features": place}))
 
 
 def test_exported_networks_decode_photographs_as_training_does():
