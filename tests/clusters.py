@@ -48,16 +48,16 @@ def train_together(train_dir, count, workload, session_hooks=None, absent=(), **
 
 
 class Cluster:
-    """Workers in processes of their own; `changes` are options of single workers, by index."""
+    """Workers in processes of their own."""
 
-    def __init__(self, train_dir, count, changes=None, absent=(), **options):
+    def __init__(self, train_dir, count, **options):
         self.hosts = hosts(count)
         self._options = dict(worker_hosts=",".join(self.hosts), train_dir=train_dir) | options
-        self._changes, self._stack = changes or {}, contextlib.ExitStack()
-        self.workers = {index: self.start(index) for index in range(count) if index not in absent}
+        self._stack = contextlib.ExitStack()
+        self.workers = {index: self.start(index) for index in range(count)}
 
     def start(self, index, **changes):
-        words = jobs.flags(**(self._options | {"task_index": index} | self._changes.get(index, {}) | changes))
+        words = jobs.flags(**(self._options | {"task_index": index} | changes))
         return self._stack.enter_context(jobs.Trainer(*words))
 
     def __enter__(self):

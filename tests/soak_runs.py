@@ -2,13 +2,11 @@
 
 import collections
 import contextlib
-import dataclasses
 import os
-import pathlib
 import re
 import signal
-import socket
 import time
+from typing import NamedTuple
 
 import clusters
 import forked
@@ -29,16 +27,9 @@ OPTIONS = dict(
 WORKERS = dict(num_gpus=1, worker_timeout_secs=TIMEOUT_SECS, start_timeout_secs=60, stall_timeout_secs=60)
 
 
-@dataclasses.dataclass(frozen=True)
-class Kind:
-    """Runs of one kind.
-
-    Attributes:
-      workers: that are started.
-      batches: of a step.
-      options: beside OPTIONS.
-      status: with which workers leave when one is missing; None if they start themselves again.
-    """
+class Kind(NamedTuple):
+    """Runs of so many workers and batches a step, with options beside OPTIONS; the status of workers that leave when
+    one is missing, None if they start themselves again."""
 
     workers: int
     batches: int
@@ -56,10 +47,8 @@ CLUSTERS = ("plain", "waiting", "elastic")
 # {what happens: to which kinds of runs}, methods of Run; the rest to a process that starts.
 DISTURBANCES = {
     "kill": tuple(KINDS), "stop": tuple(KINDS), "SIGTERM": tuple(KINDS), "SIGINT": ("alone",),
-    "step of the clock": tuple(KINDS), "damaged checkpoint": ("alone",), "full disk": ("alone",), "stray": CLUSTERS,
-    "returner with other options": CLUSTERS, "returner with other data": CLUSTERS,
-    "returner with other code": CLUSTERS, "garbage on the board": CLUSTERS, "garbage on the port": CLUSTERS,
-    "cut connections": CLUSTERS,
+    "damaged checkpoint": ("alone",), "full disk": ("alone",), "stray": CLUSTERS, "wrong returner": CLUSTERS,
+    "garbage on the board": CLUSTERS, "cut connections": CLUSTERS,
 } | dict.fromkeys(strange.STARTS, ("starts",))  # fmt: skip
 NAMED = r"worker (\d+) \([^)]*\)(?:: worker \1 \([^)]*\))? "
 # (pattern of a line with a worker's index, what must have been done to that one)
@@ -104,8 +93,7 @@ class Run:
         if what == "full disk" and not self._disk:
             return
         time.sleep(self._draw.choice([0, 0.3, 2]) * self._draw.random())
-        name, _, kind = what.partition(" with other ")
-        getattr(self, f"_{name.lower().replace(' ', '_')}")(*[kind] * bool(kind))
+        getattr(self, f"_{what.lower().replace(' ', '_')}")()
         if self._draw.random() < 0.75:
             self.await_step()
 
@@ -150,11 +138,6 @@ class Run:
     def _sigint(self):
         self._sigterm(signal.SIGINT)
 
-    def _step_of_the_clock(self):
-        path = self._folder / f"clock{self._draw.randrange(self._kind.workers)}"
-        path.with_suffix(".new").write_text(str(self._draw.uniform(-7200, 7200)))
-        path.with_suffix(".new").replace(path)
-
     def _damaged_checkpoint(self):
         """Between two starts the newest checkpoint or TensorFlow's list of them is damaged."""
         self._kill()
@@ -179,37 +162,22 @@ class Run:
         changes = self._draw.choice([{}, dict(worker_hosts=",".join(hosts), learning_rate=0.5)])
         self._come(self._kind.workers - 1, **changes)
 
-    def _returner(self, other):
-        """A worker dies, and a wrong one comes in its place before the right one."""
-        index, variables, changes = self._draw.randrange(1, self._kind.workers), {}, {}
+    def _wrong_returner(self):
+        """A worker dies, and one with other options comes in its place before the right one."""
+        index = self._draw.randrange(1, self._kind.workers)
         if index not in self._running:
             return
         self._end(index, signal.SIGKILL)
         self._due[index] = float("inf")
         if self._kind.status:  # who does not wait leaves for that
             self._note("status", 2)
-        if other == "options":
-            changes = self._draw.choice([dict(learning_rate=0.5), dict(seed=5), dict(batch_size=4)])
-        elif other == "data":
-            variables = {soak_workload.OTHER_DATA: "1"}
-        else:
-            code = self._folder / "other code" / "soak_workload.py"
-            code.parent.mkdir(exist_ok=True)
-            code.write_text(pathlib.Path(soak_workload.__file__).read_text() + "# another line\n")
-            variables = {"PYTHONPATH": f"{code.parent}:{jobs.ROOT}:{jobs.TESTS}"}
-        self._come(index, variables, **changes)
+        self._come(index, **self._draw.choice([dict(learning_rate=0.5), dict(seed=5), dict(batch_size=4)]))
 
     def _garbage_on_the_board(self):
         self._note("garbage", "*** Ignored")
         text = self._draw.choice([b"no status", b"", b"{}", b"[" * 9999, self._draw.randbytes(99)])
         with contextlib.suppress(tf.errors.OpError):  # there may be no chief
             clusters.write_on_board(self._hosts[0], text, [self._draw.randrange(self._kind.workers)])
-
-    def _garbage_on_the_port(self):
-        host, port = self._draw.choice(self._hosts).split(":")
-        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1) as connection:
-            connection.sendall(self._draw.choice([b"GET / HTTP/1.1\r\n\r\n", self._draw.randbytes(9999)]))
-            time.sleep(self._draw.random())
 
     def _cut_connections(self):
         for path in [self._folder / f"cut{index}" for index in self._some()]:
@@ -234,19 +202,18 @@ class Run:
         self._note("touched", *map(str, indices), "The connection")
         self._note("status", self._kind.status)
 
-    def _trainer(self, index, variables, **changes):
+    def _trainer(self, index, **changes):
         variables = {
-            soak_workload.CLOCK: str(self._folder / f"clock{index}"), soak_workload.LOG: str(self._log),
-            soak_workload.CUT: str(self._folder / f"cut{index}"), forked.FORK_AGAIN: "1",
-            soak_workload.PAUSE_SECS: str(self._draw.choice((0.02, 0.1))),
-        } | variables  # fmt: skip
+            soak_workload.LOG: str(self._log), soak_workload.CUT: str(self._folder / f"cut{index}"),
+            soak_workload.PAUSE_SECS: str(self._draw.choice((0.02, 0.1))), forked.FORK_AGAIN: "1",
+        }  # fmt: skip
         task = dict(worker_hosts=",".join(self._hosts), task_index=index) if self._kind.workers > 1 else {}
         return self._stack.enter_context(jobs.Trainer(*jobs.flags(**(self._options | task | changes)), **variables))
 
-    def _come(self, index, variables=None, **changes):
+    def _come(self, index, **changes):
         """Starts a wrong worker, which is refused."""
         self._note("wrong", str(index))
-        self._strays.append((index, self._trainer(index, variables or {}, **changes)))
+        self._strays.append((index, self._trainer(index, **changes)))
 
     def _end(self, index, number):
         """Sends a worker a signal and waits for its end; it is due to return after a while."""
@@ -264,7 +231,7 @@ class Run:
         """Starts who is to start, and starts again who has left as it may; Lost if anyone left in another way."""
         for index in [index for index, when in self._due.items() if time.monotonic() > when]:
             del self._due[index]
-            self._running[index] = self._trainer(index, {})
+            self._running[index] = self._trainer(index)
         for index in [index for index, worker in self._running.items() if worker.process.poll() is not None]:
             self._end(index, signal.SIGKILL)
         for index, stray in list(self._strays):

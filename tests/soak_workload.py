@@ -17,9 +17,7 @@ import tensorflow as tf
 
 LOG = "SOAK_LOG"  # the environment variable that names the log
 PAUSE_SECS = "SOAK_PAUSE_SECS"  # and how long a batch takes at least
-CLOCK = "SOAK_CLOCK"  # and a file with how many seconds the clock of this process is ahead
 CUT = "SOAK_CUT"  # and a file upon which this process's connections are cut, and which is removed then
-OTHER_DATA = "SOAK_OTHER_DATA"  # and one that means that
 START = uuid.uuid4().hex  # of this process, or of its program where that has started itself again
 
 
@@ -86,14 +84,7 @@ def trained(log, global_batch, steps):
     ]
 
 
-def other_data(request):
-    return dataclasses.replace(norm_workload.load(request), fingerprint="other")
-
-
-WORKLOAD = dataclasses.replace(
-    norm_workload.WORKLOAD, name="soak", augment=add_position,
-    inference=inference, examples=other_data if OTHER_DATA in os.environ else norm_workload.load,
-)  # fmt: skip
+WORKLOAD = dataclasses.replace(norm_workload.WORKLOAD, name="soak", augment=add_position, inference=inference)
 
 
 def _cut_when_told(path):
@@ -109,17 +100,5 @@ def _cut_when_told(path):
                                 connection.shutdown(socket.SHUT_RDWR)
 
 
-def _step_clocks(path):
-    now, now_ns = time.time, time.time_ns
-
-    def seconds_ahead():
-        return float(path.read_text()) if path.exists() else 0.0
-
-    time.time = lambda: now() + seconds_ahead()
-    time.time_ns = lambda: now_ns() + int(seconds_ahead() * 10**9)
-
-
-if CLOCK in os.environ:
-    _step_clocks(pathlib.Path(os.environ[CLOCK]))
 if CUT in os.environ:
     threading.Thread(target=_cut_when_told, args=[pathlib.Path(os.environ[CUT])], daemon=True).start()

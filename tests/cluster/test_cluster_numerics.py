@@ -7,24 +7,22 @@ import trainings
 
 from tower_train.graph import loss_scale
 
-STEPS, REAL_STEPS = 20, 5
+STEPS = 20
 COMMON = dict(
     dtype="float64", optimizer="momentum", momentum=0.875, ema=0.9, log_every_steps=1, summary_every_steps=0,
     save_every_steps=0, check_data=False, check_towers="never",
 )  # fmt: skip
 ACCUMULATED = dict(workload="norm_workload", learning_rate=0.05, clip_gradients=0.5, batch_size=3)
 GLOBAL = dict(workload="norm_workload", learning_rate=0.05, clip_gradients=0.5, sync_batch_norm=True)
-REAL = dict(workload="cifar10", learning_rate=0.01, clip_gradients=5.0)
 MIRRORED = dict(variable_update="mirrored", check_mirrors_every_steps=5)
 
 
 @pytest.fixture(scope="module")
-def one_tower(tmp_path_factory, cifar10_dir):
-    """{name: directory} of single-tower runs: four batches of 3 a step, one of 12, the real network with one of 4."""
+def one_tower(tmp_path_factory):
+    """{name: directory} of single-tower runs: four batches of 3 a step, one of 12."""
     runs_of_one = {
         "accumulated": ACCUMULATED | dict(accumulate_steps=4),
         "global": GLOBAL | dict(batch_size=12, sync_batch_norm=False),
-        "real": REAL | dict(batch_size=4, data_dir=str(cifar10_dir), max_steps=REAL_STEPS),
     }
     found = {name: tmp_path_factory.mktemp(name) for name in runs_of_one}
     for name, options in runs_of_one.items():
@@ -32,33 +30,21 @@ def one_tower(tmp_path_factory, cifar10_dir):
     return found
 
 
-def assert_same(directory, expected, steps=STEPS):
+def assert_same(directory, expected):
     """Losses of every step; weights, slots, moving statistics and moving averages in the end."""
     losses = [[record["loss"] for record in jobs.metrics(each)] for each in (directory, expected)]
-    assert len(losses[1]) == steps
-    trainings.assert_same(*((losses[i], jobs.variables(each, steps)) for i, each in enumerate((directory, expected))))
-
-
-def train_together(directory, count, steps=STEPS, **options):
-    results = clusters.train_together(directory, count, **(COMMON | dict(max_steps=steps) | options))
-    assert [getattr(result, "step", result) for result in results] == [steps] * count
+    assert len(losses[1]) == STEPS
+    trainings.assert_same(*((losses[i], jobs.variables(each, STEPS)) for i, each in enumerate((directory, expected))))
 
 
 @pytest.mark.parametrize(
-    ("workers", "options"),
-    [(2, dict(num_gpus=1, accumulate_steps=2)), (2, dict(num_gpus=2, **MIRRORED))],
-    ids=["two that accumulate", "two with two mirrored towers"],
+    "options", [dict(num_gpus=1, accumulate_steps=2), dict(num_gpus=2, **MIRRORED)], ids=["accumulating", "mirrored"]
 )
-def test_workers_are_one_tower_with_normalisation_accumulation_and_clipping(one_tower, tmp_path, workers, options):
+def test_workers_are_one_tower_with_normalisation_accumulation_and_clipping(one_tower, tmp_path, options):
     """The one tower takes its four batches one after the other, each normalised by itself as a tower's is."""
-    train_together(tmp_path, workers, **(ACCUMULATED | options))
+    results = clusters.train_together(tmp_path, 2, **(COMMON | ACCUMULATED | options | dict(max_steps=STEPS)))
+    assert [getattr(result, "step", result) for result in results] == [STEPS] * 2
     assert_same(tmp_path, one_tower["accumulated"])
-
-
-def test_two_workers_are_one_tower_on_the_reference_network(one_tower, tmp_path, cifar10_dir):
-    options = REAL | dict(num_gpus=2, batch_size=1, **MIRRORED)
-    train_together(tmp_path, 2, REAL_STEPS, data_dir=str(cifar10_dir), **options)
-    assert_same(tmp_path, one_tower["real"], REAL_STEPS)
 
 
 def test_two_workers_skip_the_same_steps_and_find_the_same_loss_scale(tmp_path, monkeypatch):

@@ -162,46 +162,46 @@ def test_a_status_is_read_as_it_was_written():
         assert WorkerStatus.from_json(text) is None
 
 
-STEP = dict(state=WorkerState.TRAINING, stalled_secs=TIMEOUT_SECS + 1)
-AVERAGING = status(0, stalled=failures.FOR_AVERAGING, **STEP)
+MEAN, INPUT, IDLE, TOWERS = failures.FOR_AVERAGING, failures.FOR_INPUT, failures.FOR_PROGRAM, "tower_0, tower_1"
 
 
 @pytest.mark.parametrize(
-    ("third", "who"),
+    ("index", "obstacles", "who"),
     [
-        (dict(STEP, stalled="tower_1", stalled_secs=TIMEOUT_SECS + 9), "worker 2 (c:3) waits for tower_1"),
-        (dict(STEP, stalled=failures.FOR_INPUT), "worker 2 (c:3) waits for the input: the examples of"),
-        (dict(STEP, stalled=failures.BETWEEN_STEPS), "worker 2 (c:3) waits for what happens between steps"),
-        (dict(STEP, stalled="tower_1", stalled_secs=TIMEOUT_SECS - 1), None),
-        (dict(STEP, stalled=failures.FOR_AVERAGING), "worker 0 (the chief, a:1) waits for the averaging between dev"),
-        ({}, None),  # the third one saves or evaluates
+        (0, (MEAN, MEAN, ("tower_1", TIMEOUT_SECS + 9)), "worker 2 (c:3) waits for tower_1"),
+        (0, (MEAN, MEAN, INPUT), "worker 2 (c:3) waits for the input: the examples of"),
+        (0, (MEAN, MEAN, failures.BETWEEN_STEPS), "worker 2 (c:3) waits for what happens between steps"),
+        (0, (MEAN, MEAN, ("tower_1", TIMEOUT_SECS - 1)), None),
+        (0, (MEAN, MEAN, MEAN), "worker 0 (the chief, a:1) waits for the averaging between dev"),
+        (0, (MEAN, MEAN, ("", 0)), None),  # the third one saves or evaluates
+        (0, (TOWERS, TOWERS, INPUT), "worker 2 (c:3) waits for the input"),  # towers that normalise wait for its towers
+        (1, (MEAN,), None),
+        (1, ("tower_0",), "worker 0 (the chief, a:1) waits for tower_0."),
+        (0, (IDLE, IDLE, IDLE), None),  # as after the last step, while the chief evaluates
+        (
+            0,
+            (IDLE, IDLE, MEAN),
+            "worker 0 (the chief, a:1) waits for its program or its input: it has no gradients for",
+        ),
+        (1, (IDLE,), "worker 0 (the chief, a:1) waits for its program"),
     ],
 )
-def test_a_worker_that_lives_and_takes_no_part_in_a_step_is_named_after_the_time_of_a_missing_one(third, who):
-    watch = Watch()
-    watch.read(AVERAGING, dataclasses.replace(AVERAGING, start_id=STARTS[1]), status(2, **third))
-    failure = watch.failure()
+def test_a_worker_that_lives_and_takes_no_part_in_a_step_is_named_after_the_time_of_a_missing_one(
+    index, obstacles, who
+):
+    """Of workers, of which those that are not the chief see the chief, and wait for the averaging themselves."""
+    watch, rows = Watch(index), []
+    for what in [*obstacles, MEAN] if index else obstacles:
+        what, secs = (what, TIMEOUT_SECS + 1) if isinstance(what, str) else what
+        rows.append(dict(stalled=what, stalled_secs=secs))
+    mine = dataclasses.replace(watch.own(WorkerState.TRAINING), **rows[index])
+    watch.detector.note([status(worker, **row) for worker, row in enumerate(rows[: len(obstacles)])], mine)
+    failure = watch.detector.find(mine)
     assert (failure is None) == (who is None)
     if who:
-        text, exit_status = failure
-        assert exit_status == 138 and f"stands still, for 31 s since that was seen: {who}" in text
-        assert text.startswith("Step 8 ") and "goes on from the last checkpoint" in text
-
-
-def test_normalising_towers_that_wait_for_another_workers_are_not_named_where_its_input_is_late():
-    watch = Watch()
-    waiting = [status(i, stalled="tower_0, tower_1", **STEP) for i in range(2)]
-    watch.read(*waiting, status(2, stalled=failures.FOR_INPUT, **STEP))
-    assert "seen: worker 2 (c:3) waits for the input" in watch.failure()[0]
-
-
-def test_workers_name_a_chief_that_takes_no_part():
-    watch = Watch(index=1)
-    watch.read(AVERAGING)
-    assert watch.failure() is None
-    watch.read(status(0, stalled="tower_0", **STEP))
-    assert "seen: worker 0 (the chief, a:1) waits for tower_0." in watch.failure()[0]
-    assert watch.failure(WorkerState.DONE) is None
+        assert failure.exit_status == 138 and f"stands still, for 31 s since that was seen: {who}" in str(failure)
+        assert str(failure).startswith("Step 8 ") and "goes on from the last checkpoint" in str(failure)
+    assert watch.detector.find(dataclasses.replace(mine, state=WorkerState.DONE)) is None
 
 
 def test_who_has_ended_is_named_by_those_whose_step_waits_for_it_and_not_before():
@@ -217,19 +217,3 @@ def test_who_has_ended_is_named_by_those_whose_step_waits_for_it_and_not_before(
             name = f"worker {ended} ({'the chief, ' * (ended == 0)}{HOSTS[ended]})"
             assert str(error).startswith(f"{name} has ended after step 6, but step 8 waits for it.")
             assert error.exit_status == 2
-
-
-def test_a_program_that_computes_nothing_is_left_in_peace_until_another_worker_waits_for_it():
-    """As after the last step, while the chief evaluates."""
-    idle, waits = (dict(stalled=what, stalled_secs=31.0) for what in (failures.FOR_PROGRAM, failures.FOR_AVERAGING))
-    watch = Watch()
-    own = dataclasses.replace(watch.own(WorkerState.TRAINING), **idle)
-    watch.detector.note([status(0, **idle), status(1, **idle), status(2, **idle)], own)
-    assert watch.detector.find(own) is None
-    watch.detector.note([status(0, **idle), status(1, **idle), status(2, **waits)], own)
-    expected = "worker 0 (the chief, a:1) waits for its program or its input: it has no gradients for this step; "
-    assert expected in str(watch.detector.find(own))
-    member = Watch(1)
-    own = dataclasses.replace(member.own(WorkerState.TRAINING), **waits)
-    member.detector.note([status(0, **idle)], own)
-    assert "worker 0 (the chief, a:1) waits for its program" in str(member.detector.find(own))

@@ -22,31 +22,24 @@ def found(worker_hosts=None, task_index=None):
     return None if task.is_alone else (list(task.hosts), task.index)
 
 
-def test_without_a_word_a_process_is_by_itself():
-    assert found() is None
-    assert found(worker_hosts="a:1", task_index=0) is None
+def tf_config(kind, index, **jobs):
+    return json.dumps({"cluster": jobs, "task": {"type": kind, "index": index}})
 
 
-def test_the_command_line_is_taken_first(monkeypatch):
+def test_the_command_line_comes_before_tf_config_and_without_a_word_a_process_is_by_itself(monkeypatch):
+    assert found() is None and found(worker_hosts="a:1", task_index=0) is None
     monkeypatch.setenv("TF_CONFIG", tf_config("worker", 2, worker=WORKERS))
     assert found(worker_hosts="x:1,y:2", task_index=1) == (["x:1", "y:2"], 1)
     assert found() == (WORKERS, 2)
 
 
-@pytest.mark.parametrize(("task", "index", "place"), [("chief", 0, 0), ("worker", 0, 1), ("worker", 1, 2)])
-def test_tf_configs_chief_comes_before_its_workers(task, index, place, monkeypatch):
-    monkeypatch.setenv("TF_CONFIG", tf_config(task, index, worker=WORKERS[1:], chief=WORKERS[:1]))
+@pytest.mark.parametrize(("task", "index", "place"), [("chief", 0, 0), ("worker", "0", 1), ("worker", 1, 2)])
+@pytest.mark.parametrize("others", [{}, dict(ps=[], evaluator=["z:9"])])
+def test_tf_configs_chief_comes_before_its_workers_and_empty_jobs_and_an_evaluator_are_left_out(
+    task, index, place, others, monkeypatch
+):
+    monkeypatch.setenv("TF_CONFIG", tf_config(task, index, worker=WORKERS[1:], chief=WORKERS[:1], **others))
     assert found() == (WORKERS, place)
-
-
-def test_empty_jobs_and_an_evaluator_beside_the_workers_are_left_out(monkeypatch):
-    jobs = dict(worker=WORKERS[1:], chief=WORKERS[:1], ps=[], evaluator=["z:9"])
-    monkeypatch.setenv("TF_CONFIG", tf_config("worker", "0", **jobs))
-    assert found() == (WORKERS, 1)
-
-
-def tf_config(kind, index, **jobs):
-    return json.dumps({"cluster": jobs, "task": {"type": kind, "index": index}})
 
 
 @pytest.mark.parametrize(

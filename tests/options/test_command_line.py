@@ -6,10 +6,12 @@ import re
 import subprocess
 import sys
 
+import hypothesis
 import jobs
 import pytest
+from hypothesis import strategies
 
-from tower_train import __main__, errors
+from tower_train import __main__, errors, options
 from tower_train.config import MOST_USED, Config, EvaluateOptions, ExportOptions, PredictOptions, RecipeOptions
 from tower_train.options import command_line
 
@@ -40,6 +42,9 @@ def without_tensorflow(tmp_path):
 def test_help_shows_every_option_with_its_default_and_does_not_import_tensorflow(
     without_tensorflow, module, options_class
 ):
+    wrong = without_tensorflow(module, "--nosuch=0")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert re.fullmatch(r"tower_train: error: There is no option --nosuch\. .+\n", wrong.stderr)
     shown = without_tensorflow(module, "--help")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert f"python -m {module}" in " ".join(shown.stdout.split())
@@ -80,31 +85,15 @@ def test_help_is_as_wide_as_the_terminal_and_begins_with_the_twenty_most_used_op
     assert len(groups) == len(others) and not set.union(*groups.values()) & set(MOST_USED)
 
 
-def test_a_mistake_is_one_line_on_stderr_and_status_2(without_tensorflow):
-    done = without_tensorflow("tower_train", "--batch_size=0")
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert (
-        done.stderr
-        == "tower_train: error: --batch_size=0: it must be a whole number at least 1 and at most 16777216.\n"
-    )
-
-
-def test_options_of_every_type_in_every_spelling():
-    options = parse("--num_gpus=2", "--epochs", "2", "-seed=32", "--gpus=3,1", "--train_dir=a dir", "--override")
-    assert options == Config(num_gpus=2, epochs=2.0, seed=32, gpus=(3, 1), train_dir="a dir", override=True)
-    assert type(options.epochs) is float
-
-
-def test_a_switch_says_what_it_seems_to_say():
+def test_options_of_every_type_in_every_spelling_and_in_a_file(tmp_path):
+    found = parse("--num_gpus=2", "--epochs", "2", "-seed=32", "--gpus=3,1", "--train_dir=a dir", "--override")
+    assert found == Config(num_gpus=2, epochs=2.0, seed=32, gpus=(3, 1), train_dir="a dir", override=True)
+    assert type(found.epochs) is float
     said = [["--override"], ["--override=True"], ["--override=false"], ["--nooverride"], ["--override", "--nooverride"]]
     assert [parse(*words).override for words in said] == [True, True, False, False, False]
-
-
-def test_options_can_stand_in_a_file(tmp_path):
-    path = tmp_path / "options"
-    path.write_text("--num_gpus=2\n# a comment\n\n--override\n--batch_size=7\n")
-    assert parse(f"--flagfile={path}", "--batch_size=8") == Config(num_gpus=2, override=True, batch_size=8)
+    (tmp_path / "options").write_text("--num_gpus=2\n# a comment\n\n--override\n--batch_size=7\n")
+    expected = Config(num_gpus=2, override=True, batch_size=8)
+    assert parse(f"--flagfile={tmp_path}/options", "--batch_size=8") == expected
 
 
 @pytest.mark.parametrize(("words", "start"), [
@@ -119,3 +108,12 @@ def test_a_mistake_is_named_with_what_may_be_meant(words, start):
     with pytest.raises(errors.ConfigError) as error:
         parse(*words.split())
     assert str(error.value).startswith(start)
+
+
+@hypothesis.settings(max_examples=300, deadline=None, derandomize=True)
+@hypothesis.given(field=strategies.sampled_from(dataclasses.fields(Config)), text=strategies.text(max_size=30))
+def test_any_text_is_a_value_or_a_config_error(field, text):
+    try:
+        options.parse(field, text)
+    except errors.ConfigError as error:
+        assert field.name in str(error)

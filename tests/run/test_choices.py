@@ -4,19 +4,16 @@ import dataclasses
 
 import jobs
 import pytest
-import tensorflow as tf
 import toy_workload
 
 from tower_train import Config, EvaluateOptions, evaluate_run, host
 from tower_train.config import ExportOptions
-from tower_train.graph import devices, training
+from tower_train.graph import devices
 from tower_train.graph.devices import Gpu
 from tower_train.inference import saved_model
 from tower_train.run import choices
 from tower_train.run_dir import manifest
-from tower_train.workload import DataRequest
 
-v1 = tf.compat.v1
 PROCESSOR = (
     "processor\t: {core}\nmodel name\t: Some avx512_bf16 processor\n{name}\t\t: fpu sse2 {flags}\nbugs\t\t: bf16\n\n"
 )
@@ -66,46 +63,6 @@ def test_a_processor_is_known_by_its_flags(text, instructions, cpuinfo_path):
     assert note.startswith(f"dtype: {config.dtype}, {why}")
 
 
-@pytest.mark.parametrize(
-    ("gpus", "dtype", "why"),
-    [
-        ([Gpu("H200", (9, 0)), A100], "bfloat16", "since A100 has compute capability 8.0"),
-        ([A100, Gpu("T4", (7, 5))], "float16", "since T4 has compute capability 7.5"),
-        ([Gpu("T4", (7, 5)), Gpu("P100", (6, 0))], "float32", "since P100 has compute capability 6.0"),
-        ([Gpu("T4", (7, 5)), FAKE], "float32", "since the compute capability of fake GPU is not known"),
-    ],
-)
-def test_every_gpu_must_have_it(gpus, dtype, why):
-    config, notes = resolve(gpus, dtype="auto")
-    assert config.dtype == dtype and f"dtype: {dtype}, {why}" in notes
-
-
-def test_only_the_gpus_that_are_used_are_looked_at():
-    here = [Gpu("a", (9, 0)), Gpu("b", (7, 0)), Gpu("c", (8, 6))]
-    for chosen, dtype in (((0,), "bfloat16"), ((0, 1), "float16"), ((0, 2), "bfloat16"), ((1,), "float16")):
-        assert resolve(here, dtype="auto", num_gpus=None, gpus=chosen)[0].dtype == dtype
-
-
-def test_a_run_says_what_it_chose_and_keeps_it_on_another_processor(cpuinfo_path, tmp_path, capsys):
-    """run.json, evaluation and export have the resolved one."""
-    run = tmp_path / "run"
-    for flags, chosen, steps in [("avx512_bf16", "bfloat16", 5), ("avx2", "float32", 10)]:
-        cpuinfo_path.write_text(cpuinfo(flags))
-        alone = tmp_path / chosen
-        jobs.train_toy(alone, max_steps=5, dtype="auto")
-        output = capsys.readouterr().out
-        assert f"parameters, {chosen};" in output and f"\ndtype: {chosen}, since this processor has" in output
-        assert jobs.read_json(alone, "run.json")["config"]["dtype"] == chosen
-        jobs.train_toy(run, max_steps=steps, dtype="auto")
-        assert jobs.read_json(run, "run.json")["config"]["dtype"] == "bfloat16"
-    output = capsys.readouterr().out
-    assert "\ndtype: bfloat16, as the run began" in output and "(resumed at step 5)" in output
-    assert "Changed since" not in output
-    [found] = evaluate_run(EvaluateOptions(train_dir=str(run)))
-    assert found.step == 10
-    assert saved_model.export(ExportOptions(train_dir=str(run)), run / "export")[0] == run / "export"
-
-
 ON_GPUS, BEGAN = "variable_update: mirrored, on the GPUs", dict(variable_update="mirrored")
 
 
@@ -136,14 +93,6 @@ def test_towers_on_gpus_have_their_variables_there_unless_something_else_is_aske
     assert notes or not gpus or config.variable_update == options["variable_update"]
 
 
-def test_several_towers_on_one_gpu_average_by_the_ring():
-    config = Config(num_gpus=2, variable_update="mirrored")
-    placed = devices.place(config, [A100, A100])
-    placed.session_config.gpu_options.experimental.virtual_devices.add(memory_limit_mb=[1024, 1024])
-    config, lines = choices.resolve(config, {}, placed)
-    assert config.all_reduce == "collective" and "several towers on one GPU" in lines[0]
-
-
 def test_cards_of_different_models_are_announced_and_their_copies_compared():
     mixed, notes = resolve([A100, RTX])
     assert mixed.check_mirrors_every_steps == 100
@@ -153,30 +102,6 @@ def test_cards_of_different_models_are_announced_and_their_copies_compared():
     changes = ([RTX] * 2, {}, 0), ([A100, RTX], {"check_mirrors_every_steps": 7}, 7), ([A100, RTX], ELASTIC, 0)
     for gpus, options, every in changes:
         assert resolve(gpus, **options)[0].check_mirrors_every_steps == every
-
-
-def test_the_graph_has_its_weights_on_the_gpu_and_averages_between_several():
-    for num_gpus in (1, 2):
-        config = Config(num_gpus=num_gpus, batch_size=2)
-        placed = devices.place(config, [A100] * num_gpus)
-        config, _ = choices.resolve(config, {}, placed)
-        examples = toy_workload.load(DataRequest("train"))
-        graph = training.training_graph(toy_workload.WORKLOAD, examples, config, placed).graph
-        with graph.as_default():
-            assert {variable.device for variable in v1.trainable_variables()} == {"/device:GPU:0"}
-    means = [op for op in graph.get_operations() if op.type == "CollectiveReduce"]
-    assert {(op.device, op.get_attr("communication_hint")) for op in means} == {
-        ("/device:GPU:0", b"nccl"), ("/device:GPU:1", b"nccl"),
-    }  # fmt: skip
-
-
-def test_a_resumed_run_goes_on_with_what_its_run_json_has(tmp_path):
-    """All workers of a cluster must have it in common, too."""
-    for options in (dict(variable_update="mirrored"), {}):
-        jobs.train_toy(tmp_path, max_steps=1, **options)
-        run_json = jobs.read_json(tmp_path, "run.json")
-        assert run_json["config"]["variable_update"] == "mirrored"
-    assert {"--variable_update", "--all_reduce"} <= manifest.same_everywhere(run_json, toy_workload.WORKLOAD).keys()
 
 
 @pytest.mark.parametrize(
@@ -194,3 +119,53 @@ def test_a_resumed_run_goes_on_with_what_its_run_json_has(tmp_path):
 def test_steps_that_wait_for_other_devices_are_watched_by_default(gpus, num_workers, options, secs):
     config, _ = resolve(gpus, num_workers=num_workers, **options)
     assert config.stall_timeout_secs == secs
+
+
+T4, P100 = Gpu("T4", (7, 5)), Gpu("P100", (6, 0))
+
+
+@pytest.mark.parametrize(
+    ("here", "options", "dtype", "why"),
+    [
+        ([Gpu("H200", (9, 0)), A100], {}, "bfloat16", "A100 has compute capability 8.0"),
+        ([A100, T4], {}, "float16", "T4 has compute capability 7.5"),
+        ([T4, P100], {}, "float32", "P100 has compute capability 6.0"),
+        ([T4, FAKE], {}, "float32", "the compute capability of fake GPU is not known"),
+        ([A100, P100, RTX], dict(num_gpus=None, gpus=(0, 2)), "bfloat16", "A100 has"),  # only those that are used
+        ([A100, T4, P100], dict(num_gpus=None, gpus=(1,)), "float16", "T4 has"),
+    ],
+)
+def test_every_gpu_that_is_used_must_have_it(here, options, dtype, why):
+    config, notes = resolve(here, dtype="auto", **options)
+    assert config.dtype == dtype and any(note.startswith(f"dtype: {dtype}, since {why}") for note in notes)
+
+
+def test_a_run_says_what_it_chose_and_keeps_it_elsewhere(cpuinfo_path, tmp_path, capsys):
+    """run.json, evaluation and export have what was resolved, and all workers of a cluster must have it in common."""
+    options = dict(dtype="auto", max_steps=5, variable_update="mirrored")
+    for flags, chosen in [("avx512_bf16", "bfloat16"), ("avx2", "float32")]:
+        cpuinfo_path.write_text(cpuinfo(flags))
+        jobs.train_toy(tmp_path / chosen, **options)
+        output = capsys.readouterr().out
+        assert f"parameters, {chosen};" in output and f"\ndtype: {chosen}, since this processor has" in output
+        run_json = jobs.read_json(tmp_path / chosen, "run.json")
+        assert run_json["config"]["dtype"] == chosen
+    run = tmp_path / "bfloat16"
+    jobs.train_toy(run, **options | dict(max_steps=10, variable_update="auto"))
+    config = jobs.read_json(run, "run.json")["config"]
+    assert (config["dtype"], config["variable_update"]) == ("bfloat16", "mirrored")
+    output = capsys.readouterr().out
+    assert "\ndtype: bfloat16, as the run began" in output and "(resumed at step 5)" in output
+    assert "Changed since" not in output
+    [found] = evaluate_run(EvaluateOptions(train_dir=str(run)))
+    assert found.step == 10
+    assert saved_model.export(ExportOptions(train_dir=str(run)), run / "export")[0] == run / "export"
+    assert {"--variable_update", "--all_reduce"} <= manifest.same_everywhere(run_json, toy_workload.WORKLOAD).keys()
+
+
+def test_several_towers_on_one_gpu_average_by_the_ring():
+    config = Config(num_gpus=2, variable_update="mirrored")
+    placed = devices.place(config, [A100, A100])
+    placed.session_config.gpu_options.experimental.virtual_devices.add(memory_limit_mb=[1024, 1024])
+    config, lines = choices.resolve(config, {}, placed)
+    assert config.all_reduce == "collective" and "several towers on one GPU" in lines[0]

@@ -183,15 +183,3 @@ def test_a_start_that_fails_leaves_folders_of_the_users_and_older_runs_as_they_w
     with pytest.raises(errors.DataError):
         jobs.train_toy(tmp_path / "run", workload=CASES["no test images"][0], max_steps=4, eval_at_end=True)
     assert jobs.contents(tmp_path / "run") == before and (tmp_path / "run" / directory.LOCK).exists()
-
-
-def test_a_run_that_fails_later_stays(tmp_path):
-    def fail(_):
-        raise errors.DataError("later")
-
-    for name, step, options in (("logged", 6, {}), ("saved", 3, dict(save_every_steps=2))):
-        with pytest.raises(errors.DataError, match="later"):
-            jobs.train_toy(tmp_path / name, [jobs.At({step: fail})], max_steps=9, **options)
-    assert [record["step"] for record in jobs.metrics(tmp_path / "logged")] == [5]
-    assert jobs.saved_steps(tmp_path / "saved") == [2] and (tmp_path / "saved" / "run.json").exists()
-    assert jobs.train_toy(tmp_path / "saved", max_steps=4).step == 4

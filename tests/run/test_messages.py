@@ -1,6 +1,7 @@
 """A person's view of a run: log lines in the original's form, true rates, and commands that work."""
 
 import contextlib
+import io
 import json
 import os
 import pty
@@ -241,3 +242,12 @@ def test_the_printed_commands_work_after_a_program_too(tmp_path):
     evaluated = jobs.printed_command(commands["Evaluate"], tmp_path)
     assert evaluated.returncode == 0 and "precision @ 1 = " in evaluated.stdout, evaluated.stderr
     assert "GPU" not in (trained.stdout + evaluated.stdout).replace("(no GPU is used)", "")
+
+
+def test_stdout_that_takes_nothing_does_not_end_a_run(tmp_path, monkeypatch):
+    class Full(io.StringIO):
+        def write(self, text):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    assert jobs.train_toy(tmp_path, max_steps=5).step == 5

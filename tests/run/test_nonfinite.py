@@ -1,4 +1,4 @@
-"""Steps that are not finite: skipped and counted, or the end of the run."""
+"""Steps that are not finite: skipped and counted, or the end of the run, as copies of a variable that differ."""
 
 import dataclasses
 import math
@@ -12,19 +12,26 @@ from poisoned import EVERY_STEP, poisoned
 
 from tower_train import errors
 
+v1 = tf.compat.v1
+
 
 @pytest.mark.parametrize(
-    ("value", "position", "step", "tower"),
-    [(math.nan, 0, 1, 0), (math.inf, 168, 11, 1)],
+    ("value", "position", "step", "tower", "dtype"),
+    [
+        (math.nan, 0, 1, 0, "float32"),
+        (math.inf, 168, 11, 1, "float32"),
+        (3e38, 90, 6, 1, "bfloat16"),  # finite features whose products overflow bfloat16, whose greatest is 3.39e38
+    ],
 )
-def test_what_is_not_finite_is_named_by_step_and_tower(value, position, step, tower, tmp_path):
+def test_what_is_not_finite_is_named_by_step_and_tower(value, position, step, tower, dtype, tmp_path):
     assert (position // 16 + 1, position % 16 // 8) == (step, tower)
     with pytest.raises(errors.NonFiniteError) as error:
-        jobs.train_toy(tmp_path, max_steps=40, workload=poisoned(position, position + 1, value), save_every_steps=5)
+        workload = poisoned(position, position + 1, value)
+        jobs.train_toy(tmp_path, max_steps=40, workload=workload, save_every_steps=5, dtype=dtype)
     assert error.value.exit_status == 3
     message = str(error.value)
     # The network's relu turns a NaN into 0, so that the loss stays finite; the gradient does not.
-    loss = "the loss, " if value == math.inf else ""
+    loss = "" if math.isnan(value) else "the loss, "
     assert message.startswith(f"not finite at step {step}: tower_{tower}: {loss}the gradient of ")
     assert "the gradient of hidden/weights" in message
     assert f"tower_{1 - tower}" not in message and "\n" not in message
@@ -57,23 +64,6 @@ def test_a_skipped_step_counts_and_changes_no_variable(mode, tmp_path, capsys):
     assert "positions 80 to 95 of the stream" in output and "1 skipped since this start" in output
 
 
-def test_ten_in_a_row_end_the_run(tmp_path):
-    with pytest.raises(errors.NonFiniteError, match="not finite at step 12: .*It is number 10 in a row"):
-        jobs.train_toy(tmp_path, workload=poisoned(32, 192), on_nonfinite="skip", max_steps=14, **EVERY_STEP)
-
-
-def test_ten_that_are_not_in_a_row_do_not(tmp_path):
-    """Nine before step 12 and nine after it."""
-    before, after = poisoned(32, 176).augment, poisoned(192, 336).augment
-
-    def spoil(features, draws):
-        return tf.where((draws.positions < 192)[:, tf.newaxis], before(features, draws), after(features, draws))
-
-    workload = dataclasses.replace(toy_workload.WORKLOAD, augment=spoil)
-    result = jobs.train_toy(tmp_path, workload=workload, on_nonfinite="skip", max_steps=22, **EVERY_STEP)
-    assert (result.step, result.skipped_steps) == (22, 18)
-
-
 def test_the_result_is_that_of_the_last_step_before(tmp_path):
     jobs.train_toy(tmp_path, max_steps=2)
     with pytest.raises(errors.NonFiniteError) as error:
@@ -101,10 +91,39 @@ def test_what_overflows_in_the_update_itself_is_not_saved(tmp_path):
     assert jobs.saved_steps(tmp_path) == [2]
 
 
-def test_an_overflow_in_bfloat16_is_noticed_before_the_variables_change(tmp_path):
-    """Finite features whose products overflow bfloat16, whose greatest number is 3.39e38."""
-    options = EVERY_STEP | dict(workload=poisoned(90, 91, 3e38), dtype="bfloat16")
-    with pytest.raises(errors.NonFiniteError, match="not finite at step 6: tower_1: "):
-        jobs.train_toy(tmp_path, max_steps=10, **options)
-    assert jobs.saved_steps(tmp_path) == [5]
-    assert all(np.isfinite(value).all() for value in jobs.variables(tmp_path).values())
+def test_ten_in_a_row_end_the_run_and_eighteen_of_which_one_is_finite_do_not(tmp_path):
+    options = EVERY_STEP | dict(on_nonfinite="skip", max_steps=22)
+    with pytest.raises(errors.NonFiniteError, match="not finite at step 12: .*It is number 10 in a row"):
+        jobs.train_toy(tmp_path / "ended", workload=poisoned(32, 192), **options)
+    before, after = poisoned(32, 176).augment, poisoned(192, 336).augment
+
+    def spoil(features, draws):
+        return tf.where((draws.positions < 192)[:, tf.newaxis], before(features, draws), after(features, draws))
+
+    workload = dataclasses.replace(toy_workload.WORKLOAD, augment=spoil)
+    result = jobs.train_toy(tmp_path / "whole", workload=workload, **options)
+    assert (result.step, result.skipped_steps) == (22, 18)
+
+
+class Disturb(v1.train.SessionRunHook):
+    """Changes the last bit of one number in one copy, after the fifth step."""
+
+    def begin(self):
+        copy = next(v for v in v1.local_variables() if v.op.name == "copy_1/hidden/weights/Momentum")
+        bits = tf.bitwise.bitwise_xor(
+            tf.bitcast(copy.read_value(), tf.int64), tf.scatter_nd([[1, 2]], np.int64([1]), [4, 8])
+        )
+        self._disturb, self._steps = copy.assign(tf.bitcast(bits, copy.dtype)), 0
+
+    def after_run(self, context, values):
+        self._steps += 1
+        if self._steps == 5:
+            context.session.run(self._disturb)
+
+
+def test_copies_that_differ_by_a_bit_end_the_run_before_it_saves(tmp_path):
+    options = dict(dtype="float64", variable_update="mirrored", check_mirrors_every_steps=3, save_every_steps=3)
+    with pytest.raises(errors.MirrorError, match=r"after step 6 copy 1 of (hidden|softmax_linear)/.* copy 0 is"):
+        jobs.train_toy(tmp_path, [Disturb()], max_steps=9, **options)
+    assert jobs.saved_steps(tmp_path) == [3]
+    assert "after step 6" in jobs.read_json(tmp_path, "result.json")["stopped_by"]

@@ -31,15 +31,6 @@ def test_a_signal_saves_the_step_under_way_and_the_run_goes_on_from_it(number, s
     assert jobs.metrics_but_times(tmp_path) == jobs.metrics_but_times(toy_run)
 
 
-def test_a_process_that_is_told_to_end_has_the_status_of_the_signal(tmp_path):
-    with jobs.Trainer(*jobs.toy_flags(tmp_path, max_steps=jobs.ENDLESS, save_every_steps=0)) as trainer:
-        trainer.wait_until(lambda: jobs.logged_step(tmp_path) >= 20)
-        assert trainer.end_by(signal.SIGTERM) == 143
-        assert "Traceback" not in trainer.output()
-    step = jobs.saved_step(tmp_path)
-    assert step >= 20 and jobs.logged_step(tmp_path) == step - step % 5
-
-
 @pytest.mark.parametrize("number", signals.STOPPING)
 def test_a_signal_during_the_final_save_leaves_a_finished_run(number, tmp_path, monkeypatch):
     save = checkpoint.Checkpoints.save

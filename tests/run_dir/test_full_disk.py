@@ -1,7 +1,6 @@
 """A disk that is full, read-only or emptied costs no checkpoint, no whole line and no traceback."""
 
 import json
-import os
 import resource
 import shutil
 import signal
@@ -72,9 +71,10 @@ def test_where_the_last_save_fails_the_status_says_so_and_the_good_checkpoints_s
     with pytest.raises(errors.SaveError, match=r"ended at step 40, but the checkpoint of step 40 could not be saved"):
         jobs.train_toy(tmp_path, [jobs.At({1: lambda _: size_limit(100)})], max_steps=40, **EVERY)
     assert errors.SaveError.exit_status == 4
+    before[tmp_path / "run.json"] = (tmp_path / "run.json").read_bytes()
     with pytest.raises(errors.RunError, match="run.json cannot be written .File too large"):
         jobs.train_toy(tmp_path, max_steps=40, **EVERY)
-    assert {path: path.read_bytes() for path in before} == before
+    assert {path: path.read_bytes() for path in before} == before and not list(tmp_path.glob(".run.json.[0-9]*"))
     size_limit(None)
     jobs.train_toy(tmp_path, max_steps=40, **EVERY)
     jobs.assert_identical(jobs.variables(tmp_path, 40), jobs.variables(undisturbed, 40))
@@ -102,41 +102,25 @@ def test_a_directory_that_was_deleted_and_taken_over_is_left_to_the_new_trainer(
             mine.check_held()
 
 
-def test_lines_that_could_not_be_written_follow_later_and_none_is_ever_cut(size_limit, tmp_path, capsys):
+def test_lines_and_curves_that_could_not_be_written_follow_later_and_none_is_ever_cut(size_limit, tmp_path, capsys):
+    """There is room for a part of the next one."""
     file = logs.MetricsFile(tmp_path / "metrics.jsonl")
     for step in range(10):
         if step in (3, 7):
-            # Room for a part of the next line.
             size_limit((tmp_path / "metrics.jsonl").stat().st_size + 15 if step == 3 else None)
         file.append({"step": step, "text": "x" * 20})
         lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
         assert [json.loads(line)["step"] for line in lines] == list(range(min(step, 2) + 1 if step < 7 else step + 1))
-    first, last = capsys.readouterr().out.splitlines()
-    assert first.startswith(f"*** {tmp_path}/metrics.jsonl cannot be written (")
-    assert last == f"*** {tmp_path}/metrics.jsonl can be written again, after 4 failures."
-
-
-def test_a_json_file_that_cannot_be_written_stays_as_it_was(size_limit, tmp_path):
-    run_dir = directory.RunDirectory(tmp_path)
-    run_dir.write("x.json", {"a": 1})
-    size_limit(10)
-    with pytest.raises(errors.RunError, match=f"^{tmp_path}/x.json cannot be written .File too large."):
-        run_dir.write("x.json", {"a": "long" * 100})
-    size_limit(None)
-    assert run_dir.read("x.json") == {"a": 1}
-    assert os.listdir(tmp_path) == ["x.json"]
-
-
-def test_curves_that_could_not_be_written_follow_later(size_limit, tmp_path, capsys):
-    writer = logs.EventWriter(tmp_path)
+    writer = logs.EventWriter(tmp_path / "curves")
     for step in range(10):
         if step in (3, 7):
-            # Room for a part of the next event.
-            size_limit(next(tmp_path.iterdir()).stat().st_size + 15 if step == 3 else None)
+            size_limit(next((tmp_path / "curves").iterdir()).stat().st_size + 15 if step == 3 else None)
         logs.add_scalars(writer, {"a": step / 2}, step)
     writer.close()
-    assert [event.step for event in jobs.events(tmp_path).Scalars("a")] == list(range(10))
-    first, *_, last = capsys.readouterr().out.splitlines()
-    assert "events.out.* cannot be written (" in first and "can be written again, after " in last
-    for path in tmp_path.iterdir():  # none ends in the half of an event, which is an error to a reader
+    assert [event.step for event in jobs.events(tmp_path / "curves").Scalars("a")] == list(range(10))
+    for path in (tmp_path / "curves").iterdir():  # none ends in the half of an event, which is an error to a reader
         assert len(list(v1.io.tf_record_iterator(str(path)))) >= 2
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith(f"*** {tmp_path}/metrics.jsonl cannot be written (")
+    assert told[1] == f"*** {tmp_path}/metrics.jsonl can be written again, after 4 failures."
+    assert "events.out.* cannot be written (" in told[2] and "can be written again, after " in told[-1]

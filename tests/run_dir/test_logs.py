@@ -1,6 +1,5 @@
 """The curves that TensorBoard draws are those of the run: its tags, steps and values, and no tower's."""
 
-import dataclasses
 import shutil
 import time
 
@@ -8,7 +7,6 @@ import jobs
 import numpy as np
 import pytest
 import tensorflow as tf
-import toy_workload
 
 from tower_train.run_dir import logs
 
@@ -32,35 +30,6 @@ def test_curves_and_metrics_jsonl_tell_the_same(cifar10_run, cifar10_curves):
     weights = [jobs.variables(cifar10_run[0], 24)[f"{scope}/weights"] for scope in ("local3", "local4")]
     expected = sum(0.004 * np.sum(np.square(w, dtype=np.float64)) / 2 for w in weights)  # after the last step
     assert decays[-1] == pytest.approx(expected, rel=1e-2)
-
-
-def test_evaluations_have_curves_of_their_own(cifar10_run):
-    curves = jobs.events(cifar10_run[0] / "eval")
-    result = jobs.read_json(cifar10_run[0], "result.json")
-    assert result["evaluation"]["step"] == result["train_evaluation"]["step"] == 24
-    expected = {tag: metric["mean"] for tag, metric in result["evaluation"]["metrics"].items()}
-    expected |= {f"train {tag}": metric["mean"] for tag, metric in result["train_evaluation"]["metrics"].items()}
-    assert set(curves.Tags()["scalars"]) == set(expected) and len(expected) == 6  # precision at 1 and 5, and the loss
-    for tag, mean in expected.items():
-        points = curves.Scalars(tag)
-        assert points[-1].value == pytest.approx(mean)
-        # test_messages evaluates the last checkpoint once more.
-        assert [point.step for point in points[:2]] == [12, 24]
-
-
-def test_a_network_may_summarise_scalars_and_histograms_itself(tmp_path):
-    def network(features, training):
-        with tf.name_scope("mine"):
-            tf.compat.v1.summary.scalar("batch", tf.shape(features)[0])
-            tf.compat.v1.summary.histogram("features", features)
-        return toy_workload.network(features, training)
-
-    workload = dataclasses.replace(toy_workload.WORKLOAD, inference=network)
-    jobs.train_toy(tmp_path, max_steps=20, workload=workload, summary_every_steps=10)
-    curves = jobs.events(tmp_path)
-    assert [(event.step, event.value) for event in curves.Scalars("mine/batch")] == [(10, 8.0), (20, 8.0)]
-    # The first tower's 8 examples of 4 features.
-    assert [event.histogram_value.num for event in curves.Histograms("mine/features")] == [32, 32]
 
 
 def test_the_graph_is_drawn_with_a_box_for_each_tower_layer_and_part_of_the_step(cifar10_run, cifar10_curves):

@@ -5,7 +5,6 @@ as they were synced; a file that never was is empty. Names are there as they are
 synced, or so but for one of them, which is the other way.
 """
 
-import json
 import os
 import shutil
 import stat
@@ -127,14 +126,3 @@ def test_the_best_checkpoint_and_the_file_that_names_it(run, tmp_path, monkeypat
     assert copied[1::2] == [".index"] * 3  # last, as it makes a checkpoint whole
     steps = in_states(disk, tmp_path / "restored", "best.json", kept)
     assert steps >= {(5, 5), (5, 15), (15, 15), (15, 20), (20, 20)}
-
-
-def test_a_json_file(run, tmp_path, monkeypatch):
-    disk, run_dir = Disk(run, monkeypatch), directory.RunDirectory(run)
-    for value in (1, 2):
-        run_dir.write("x.json", {"value": value})
-        disk.saved = value
-        disk.note()
-    monkeypatch.undo()
-    read = lambda folder: json.loads((folder / "x.json").read_text())["value"]  # noqa: E731
-    assert in_states(disk, tmp_path / "restored", "x.json", read) == {(None, 1), (1, 1), (1, 2), (2, 2)}
