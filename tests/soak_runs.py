@@ -260,36 +260,30 @@ class Run:
     # The end.
 
     def end(self):
-        """Ends it by SIGTERM to its chief; returns what differs from a run that nobody touched."""
+        """Ends it by SIGTERM to its chief; AssertionError if it differs from a run that nobody touched."""
         self.await_step()
         self._note("status", 143, -15)
         self._end(0, signal.SIGTERM)
         self._look()
         self.close()
-        return self._differences(jobs.saved_step(self.train_dir))
+        self._compare(jobs.saved_step(self.train_dir))
 
-    def _differences(self, steps):
-        """{what: number} of examples, variables, log lines and points of a curve that are not as they should be."""
+    def _compare(self, steps):
+        """AssertionError if examples, variables, log lines or a curve are not those of a run that nobody touched."""
         alone, is_exact = self._folder / "alone", self._kind.workers == 1
         os.environ[soak_workload.LOG] = str(self._folder / "log of the undisturbed")
         towers = dict(num_gpus=2) if is_exact else dict(num_gpus=1, accumulate_steps=self._kind.batches)
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
             jobs.train_toy(alone, **(OPTIONS | towers | dict(max_steps=steps)))
-        global_batch = self._kind.batches * OPTIONS["batch_size"]
-        trained, _ = soak_workload.trained(self._log, global_batch, steps)
-        counted = collections.Counter(position for positions in trained.values() for position in positions)
-        found = {"examples": sum(counted[position] != 1 for position in range(steps * global_batch))}
-        close = np.array_equal if is_exact else lambda a, b: np.allclose(a, b, rtol=1e-9, atol=1e-12)
-        ours, theirs = (
-            {"variables": jobs.variables(folder, steps),
-             "log lines": {i: [record["step"], record["examples"], record["loss"]]
-                           for i, record in enumerate(jobs.metrics(folder)) if record["step"] <= steps},
-             "points": {i: [event.step, event.value]
-                        for i, event in enumerate(jobs.events(folder).Scalars("total_loss")) if event.step <= steps}}
+        batch = self._kind.batches * OPTIONS["batch_size"]
+        trained, _ = soak_workload.trained(self._log, batch, steps)
+        assert trained == {step: list(range(batch * step, batch * (step + 1))) for step in range(steps)}
+        found, expected = (
+            jobs.variables(folder, steps)
+            | {f"log line {i}": np.float64([each["step"], each["examples"], each["loss"]])
+               for i, each in enumerate(jobs.metrics(folder)) if each["step"] <= steps}
+            | {f"point {i}": np.float64([event.step, event.value])
+               for i, event in enumerate(jobs.events(folder).Scalars("total_loss")) if event.step <= steps}
             for folder in (self.train_dir, alone)
         )  # fmt: skip
-        for what in ours:
-            both = ours[what].keys() & theirs[what].keys()
-            differing = sum(not close(ours[what][name], theirs[what][name]) for name in both)
-            found[what] = differing + len(ours[what].keys() ^ theirs[what].keys())
-        return {what: number for what, number in found.items() if number}
+        (jobs.assert_identical if is_exact else jobs.assert_close)(found, expected)

@@ -23,28 +23,20 @@ class Chief:
         return self.rendezvous.choose(ready)
 
 
-def test_all_that_may_take_part_begin_at_once_and_the_others_are_spare():
-    assert Chief().choose(4, 1, 3) == (0, 1, 3, 4)
-    assert Chief().choose(4, 1, 2, 3) == (0, 1, 2, 3)
-    assert Chief(sizes=(1, 1)).choose() == (0,)
-
-
-def test_fewer_begin_when_nobody_has_come_for_a_while():
-    chief = Chief()
-    assert chief.choose(after=29) is None
-    assert chief.choose(3) is None
-    assert chief.choose(1, 3, after=29) is None
-    assert chief.choose(1, 3, after=29) is None
-    assert chief.choose(1, 3, after=2) == (0, 1, 3)
-
-
-def test_those_that_are_left_of_a_start_begin_at_once():
-    chief = Chief(group=(0, 2, 3))
-    assert chief.choose(2) is None
-    assert chief.choose(2, 3) == (0, 2, 3)
-    too_few = Chief(sizes=(3, 4), group=(0, 2))
-    assert too_few.choose(2) is None and too_few.choose(2, after=31) is None
-    assert too_few.choose(2, 4) == (0, 2, 4)
+@pytest.mark.parametrize(("chief", "looks"), [
+    ({}, [((4, 1, 3), 0, (0, 1, 3, 4))]),  # all that may take part begin at once
+    ({}, [((4, 1, 2, 3), 0, (0, 1, 2, 3))]),  # and others are spare
+    (dict(sizes=(1, 1)), [((), 0, (0,))]),
+    # Fewer begin when nobody has come for a while.
+    ({}, [((), 29, None), ((3,), 0, None), ((1, 3), 29, None), ((1, 3), 29, None), ((1, 3), 2, (0, 1, 3))]),
+    # Those that are left of a start begin at once.
+    (dict(group=(0, 2, 3)), [((2,), 0, None), ((2, 3), 0, (0, 2, 3))]),
+    (dict(sizes=(3, 4), group=(0, 2)), [((2,), 0, None), ((2,), 31, None), ((2, 4), 0, (0, 2, 4))]),
+    (dict(idle_starts=9), [((1, 2, 3), 0, (0, 1, 2, 3))]),
+])  # fmt: skip
+def test_who_begins(chief, looks):
+    chief = Chief(**chief)
+    assert [chief.choose(*ready, after=secs) for ready, secs, _ in looks] == [group for *_, group in looks]
 
 
 def test_a_start_is_prepared_for_a_group_of_allowed_size_with_oneself():
@@ -78,7 +70,6 @@ def test_who_waits_is_taken_in_once_the_others_have_trained_for_a_while():
 
 
 def test_starts_that_come_to_no_step_have_an_end():
-    assert Chief(idle_starts=9).choose(1, 2, 3) == (0, 1, 2, 3)
     with pytest.raises(errors.WorkerError, match="^10 starts in a row ended before their first step") as left:
         Chief(idle_starts=10).choose(1, 2, 3)
     assert left.value.is_final

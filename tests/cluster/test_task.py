@@ -91,12 +91,6 @@ def test_slurms_tasks_are_workers_node_after_node(nodes, tasks_per_node, index, 
     assert found() == (hosts, index)
 
 
-def test_slurm_tasks_that_are_laid_out_otherwise_are_refused(monkeypatch):
-    set_slurm(monkeypatch, "n2", PROCID=1)
-    with pytest.raises(errors.ConfigError, match="Slurm runs task 1 on 'n2', but .* on n1.*--worker_hosts"):
-        found()
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -115,3 +109,6 @@ def test_slurm_variables_that_cannot_be_are_one_line(changes, reason, monkeypatc
     with pytest.raises(errors.ConfigError, match=f"Slurm's variables cannot be understood: .*{reason}") as raised:
         found()
     assert "\n" not in str(raised.value)
+    set_slurm(monkeypatch, "n2", PROCID=1)
+    with pytest.raises(errors.ConfigError, match="Slurm runs task 1 on 'n2', but .* on n1.*--worker_hosts"):
+        found()

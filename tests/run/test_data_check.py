@@ -29,20 +29,21 @@ def centres(png):
 
 def network(images, training):
     with tf.compat.v1.variable_scope("layer"):
-        weights = tf.compat.v1.get_variable("weights", [16, 2], tf.float32)
+        weights = tf.compat.v1.get_variable("weights", [16, 3], tf.float32)
     return tf.reshape(tf.cast(images, tf.float32), [-1, 16]) @ weights
 
 
-def test_a_new_run_shows_each_augmented_example_and_a_resumed_one_keeps_the_sheet(tmp_path):
+def test_a_new_run_tells_and_shows_each_augmented_example_and_a_resumed_one_does_not(tmp_path, capsys):
     images = np.broadcast_to(GRAYS[:, np.newaxis, np.newaxis, np.newaxis], [24, 4, 4, 1]).astype(np.uint8)
     workload = Workload(
         "gray",
-        lambda request: Examples.from_arrays("gray", images, np.arange(24) % 2, ("even", "odd")),
+        lambda request: Examples.from_arrays("gray", images, np.arange(24) % 2, ("even", "odd", "none")),
         network,
         augment=lambda images, draws: 255 - images,
     )
     options = dict(workload=workload, check_data=True, num_gpus=1, learning_rate=1e-9)
     jobs.train_toy(tmp_path, max_steps=1, **options)
+    assert capsys.readouterr().out.count("*** gray: no example is of class none") == 1
     png = (tmp_path / "examples.png").read_bytes()
     assert sorted(centres(png)) == sorted(255 - GRAYS)
     assert centres(png) != sorted(centres(png)), "in the order of the training"
@@ -50,7 +51,8 @@ def test_a_new_run_shows_each_augmented_example_and_a_resumed_one_keeps_the_shee
     assert (event.step, event.encoded_image_string, event.width) == (0, png, 824)
     (tmp_path / "examples.png").unlink()
     jobs.train_toy(tmp_path, max_steps=2, **options)
-    assert not (tmp_path / "examples.png").exists()
+    jobs.train_toy(tmp_path / "another", max_steps=1, **options | dict(check_data=False))
+    assert not [*tmp_path.rglob("examples.png")] and "no example" not in capsys.readouterr().out
 
 
 def test_values_of_any_range_are_stretched_together():
@@ -61,20 +63,18 @@ def test_values_of_any_range_are_stretched_together():
 
 
 @pytest.mark.parametrize(("height", "width"), [(4, 2), (2, 4)])
-def test_an_image_that_is_not_square_is_drawn_in_the_middle_of_its_cell(height, width):
+def test_a_small_image_is_drawn_with_its_pixels_in_the_middle_of_its_cell_and_a_large_one_averaged(height, width):
     png = sheet.draw(np.full([2, height, width, 1], 9, np.uint8), np.zeros(2))
     rows, columns = np.where(np.array(Image.open(io.BytesIO(png)))[: 8 + 32 * height, :, 0] == 9)
     assert (rows.min(), rows.max()) == (8, 8 + 32 * height - 1)
     left = 8 + (128 - 32 * width) // 2
     assert sorted(set(columns)) == [x + cell for cell in (0, 136) for x in range(left, left + 32 * width)]
-
-
-@pytest.mark.parametrize(("rows", "shown"), [(32, {0, 200}), (256, {100})])
-def test_small_images_show_their_pixels_and_large_ones_are_averaged(rows, shown):
-    """Of rows that are dark and bright in turns."""
-    images = np.broadcast_to(np.uint8(200 * (np.arange(rows) % 2))[:, np.newaxis, np.newaxis], [1, rows, rows // 4, 1])
-    picture = np.array(Image.open(io.BytesIO(sheet.draw(images, np.zeros(1)))))
-    assert set(picture[8 + 32 : 8 + 96, 8 + 64, 0]) == shown
+    for rows, shown in ((32, {0, 200}), (256, {100})):  # that are dark and bright in turns
+        image = np.broadcast_to(
+            np.uint8(200 * (np.arange(rows) % 2))[:, np.newaxis, np.newaxis], [1, rows, rows // 4, 1]
+        )
+        picture = np.array(Image.open(io.BytesIO(sheet.draw(image, np.zeros(1)))))
+        assert set(picture[8 + 32 : 8 + 96, 8 + 64, 0]) == shown
 
 
 @pytest.mark.parametrize(("label", "names", "text"), [
@@ -152,29 +152,15 @@ def test_features_are_looked_at_as_the_network_gets_them():
     assert len(warnings(arrays(), prepare=tf.math.log)) == 1
 
 
-@pytest.mark.parametrize("label", [3, -1])
-def test_a_label_that_is_no_class_is_refused(label):
-    with pytest.raises(errors.DataError, match=f"mine: there is a label {label}; labels are 0 to 2"):
-        warnings(arrays(labels=np.where(np.arange(900) == 899, label, LABELS)))
-
-
-def test_a_new_run_tells_and_a_resumed_one_does_not(tmp_path, capsys):
-    workload = dataclasses.replace(
-        toy_workload.WORKLOAD, examples=lambda request: arrays(labels=LABELS % 2, names=toy_workload.CLASSES)
-    )
-    for max_steps, told in ((5, 1), (10, 0)):
-        jobs.train_toy(tmp_path / "run", workload=workload, max_steps=max_steps, check_data=True)
-        assert capsys.readouterr().out.count("*** mine: no example is of class three") == told
-    jobs.train_toy(tmp_path / "another", workload=workload, max_steps=5, check_data=False)
-    assert "no example" not in capsys.readouterr().out
-
-
-def test_what_fails_at_the_look_is_one_line():
-    failing = element_workloads.workload(element_workloads.failing).examples(DataRequest("train"))
-    with pytest.raises(errors.DataError, match="failing train: the input failed: no such row"):
-        warnings(failing)
-    nothing = tf_data.examples("none", lambda: tf.data.Dataset.from_tensor_slices(([1.0], [0])).skip(1), 1, NAMES)
-    with pytest.raises(errors.DataError, match="none: its dataset gives no examples"):
-        warnings(nothing)
-    with pytest.raises(errors.DataError, match="mine: there is one class only, ant, and nothing to tell apart"):
-        warnings(arrays(labels=0 * LABELS, names=NAMES[:1]))
+@pytest.mark.parametrize(("examples", "line"), [
+    (lambda: arrays(labels=np.where(np.arange(900) == 899, 3, LABELS)), "mine: there is a label 3; labels are 0 to 2"),
+    (lambda: arrays(labels=np.where(np.arange(900) == 899, -1, LABELS)), "mine: there is a label -1; labels are 0 to"),
+    (lambda: arrays(labels=0 * LABELS, names=NAMES[:1]), "mine: there is one class only, ant, and nothing"),
+    (lambda: element_workloads.workload(element_workloads.failing).examples(DataRequest("train")),
+     "failing train: the input failed: no such row"),
+    (lambda: tf_data.examples("none", lambda: tf.data.Dataset.from_tensor_slices(([1.0], [0])).skip(1), 1, NAMES),
+     "none: its dataset gives no examples"),
+])  # fmt: skip
+def test_data_that_cannot_be_are_one_line(examples, line):
+    with pytest.raises(errors.DataError, match=f"^{line}"):
+        warnings(examples())

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from tower_train import errors
-from tower_train.cluster import membership
 from tower_train.config import EvaluateOptions
 from tower_train.inference import evaluator, report, saved_run
 from tower_train.run import evaluations
@@ -86,18 +85,6 @@ def test_one_that_was_killed_is_made_up_for_once(tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         patch.setattr(evaluator.Evaluator, "evaluate", killed)
         jobs.train_toy(tmp_path, **options)
-
-
-def test_evaluators_are_closed_where_the_workers_do_not_agree(tmp_path, monkeypatch):
-    def agree(*_):
-        raise errors.WorkerError("worker 1 is missing")
-
-    closed, close = [], evaluator.Evaluator.close
-    monkeypatch.setattr(evaluator.Evaluator, "close", lambda self: closed.append(self) or close(self))
-    monkeypatch.setattr(membership.Membership, "agree", agree)
-    with pytest.raises(errors.WorkerError, match="^worker 1 is missing$"):
-        jobs.train_toy(tmp_path / "run", max_steps=4, eval_every_steps=2)
-    assert len(closed) == 2  # on the test examples and on training examples
 
 
 def test_what_chooses_looks_at_validation_examples_and_the_end_at_test_examples_too(tmp_path, capsys):

@@ -1,5 +1,7 @@
 """Users' SessionRunHooks: what they fetch, feed and ask for, as in a MonitoredSession. Steps are the same without."""
 
+import json
+
 import jobs
 import pytest
 import tensorflow as tf
@@ -43,19 +45,24 @@ def test_a_hook_fetches_feeds_and_traces_and_the_steps_stay_the_same(toy_run, tm
     jobs.assert_identical(jobs.variables(tmp_path, 40), jobs.variables(toy_run, 40))
 
 
-def test_a_function_gets_each_step_and_its_report_and_may_end_the_run(toy_run, tmp_path):
-    seen = []
+def test_functions_get_each_step_and_the_records_of_log_lines_and_evaluations_and_may_end_the_run(toy_run, tmp_path):
+    seen, logged, evaluated = [], [], []
 
     def after_step(step, report):
         seen.append((step, float(report.loss), int(report.examples)))
         return step == 20
 
-    options = jobs.TOY | dict(train_dir=str(tmp_path), max_steps=40)
-    result = train("toy_workload", Config(**options), after_step=after_step)
+    config = Config(**jobs.TOY | dict(train_dir=str(tmp_path), max_steps=40, eval_every_steps=10))
+    result = train("toy_workload", config, after_step=after_step, on_log=logged.append, on_evaluate=evaluated.append)
     assert (result.step, result.stopped_by) == (20, "a session hook")
     assert [(step, examples) for step, _, examples in seen] == [(step, 16 * step) for step in range(1, 21)]
-    logged = {record["step"]: record["loss"] for record in jobs.metrics(toy_run)}
-    assert {step: loss for step, loss, _ in seen if step % 5 == 0} == {step: logged[step] for step in (5, 10, 15, 20)}
+    losses = {record["step"]: record["loss"] for record in jobs.metrics(toy_run)[:4]}
+    assert {step: loss for step, loss, _ in seen if step % 5 == 0} == losses
+    assert {record["step"]: record["loss"] for record in logged} == losses
+    assert [record["step"] for record in evaluated] == [10, 20]
+    assert {type(value) for record in logged + evaluated for value in record.values()} == {int, float}
+    written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert sorted(written, key=str) == sorted(logged + evaluated, key=str)
     jobs.assert_identical(jobs.variables(tmp_path, 20), jobs.variables(toy_run, 20))
 
 

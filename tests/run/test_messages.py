@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import os
 import pty
 import re
@@ -17,7 +16,6 @@ import pytest
 import tensorflow as tf
 import toy_workload
 
-from tower_train import Config, train
 from tower_train.graph import transfer
 from tower_train.inference import evaluator
 from tower_train.run import actions, messages
@@ -180,17 +178,6 @@ def test_lines_of_a_long_run_grow_sparser_but_its_metrics_do_not(tmp_path, capsy
     every_ten = [*range(10, 1000, 10), *range(1000, 1251, 100)]
     assert [int(line["step"]) for line in log_lines(capsys.readouterr().out)] == every_ten
     assert [record["step"] for record in jobs.metrics(tmp_path / "long")] == [*range(10, 1251, 10)]
-
-
-def test_functions_get_the_records_of_log_lines_and_evaluations(tmp_path):
-    logged, evaluated = [], []
-    config = Config(train_dir=str(tmp_path), **(jobs.TOY | dict(max_steps=20, eval_every_steps=10)))
-    train("toy_workload", config, on_log=logged.append, on_evaluate=evaluated.append)
-    assert [record["step"] for record in logged] == [5, 10, 15, 20]
-    assert [record["step"] for record in evaluated] == [10, 20]
-    assert {type(value) for record in logged + evaluated for value in record.values()} == {int, float}
-    written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert sorted(written, key=str) == sorted(logged + evaluated, key=str)
 
 
 def test_on_a_terminal_there_are_log_lines_and_a_bar(tmp_path):

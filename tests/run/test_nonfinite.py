@@ -25,9 +25,9 @@ v1 = tf.compat.v1
 )
 def test_what_is_not_finite_is_named_by_step_and_tower(value, position, step, tower, dtype, tmp_path):
     assert (position // 16 + 1, position % 16 // 8) == (step, tower)
+    options = EVERY_STEP | dict(workload=poisoned(position, position + 1, value), max_steps=40, dtype=dtype)
     with pytest.raises(errors.NonFiniteError) as error:
-        workload = poisoned(position, position + 1, value)
-        jobs.train_toy(tmp_path, max_steps=40, workload=workload, save_every_steps=5, dtype=dtype)
+        jobs.train_toy(tmp_path, **options)
     assert error.value.exit_status == 3
     message = str(error.value)
     # The network's relu turns a NaN into 0, so that the loss stays finite; the gradient does not.
@@ -39,9 +39,16 @@ def test_what_is_not_finite_is_named_by_step_and_tower(value, position, step, to
     assert jobs.saved_steps(tmp_path) == [saved for saved in (5, 10) if saved < step]
     for saved in jobs.saved_steps(tmp_path):
         assert all(np.isfinite(variable).all() for variable in jobs.variables(tmp_path, saved).values())
-    assert jobs.read_json(tmp_path, "result.json")["stopped_by"] == message
-    if (tmp_path / "metrics.jsonl").exists():
-        assert all(record["step"] < step and math.isfinite(record["loss"]) for record in jobs.metrics(tmp_path))
+    result = jobs.read_json(tmp_path, "result.json")
+    assert (result["step"], result["stopped_by"]) == (step - 1, message)
+    if step > 1:
+        assert [record["step"] for record in jobs.metrics(tmp_path)] == list(range(1, step))
+        assert math.isfinite(result["loss"]) and result["loss"] == jobs.metrics(tmp_path)[-1]["loss"]
+        assert result["checkpoint"] == f"{tmp_path}/model.ckpt-{step - 1}"
+    with pytest.raises(errors.NonFiniteError):
+        jobs.train_toy(tmp_path, **options)
+    again = jobs.read_json(tmp_path, "result.json")  # a start without a step leaves what the others wrote
+    assert again | {"started": result["started"]} == result
 
 
 @pytest.mark.parametrize(
@@ -62,20 +69,6 @@ def test_a_skipped_step_counts_and_changes_no_variable(mode, tmp_path, capsys):
     output = capsys.readouterr().out
     assert "*** not finite at step 6: tower_1: " in output
     assert "positions 80 to 95 of the stream" in output and "1 skipped since this start" in output
-
-
-def test_the_result_is_that_of_the_last_step_before(tmp_path):
-    jobs.train_toy(tmp_path, max_steps=2)
-    with pytest.raises(errors.NonFiniteError) as error:
-        jobs.train_toy(tmp_path, workload=poisoned(90, 91), max_steps=10, **EVERY_STEP)
-    result = jobs.read_json(tmp_path, "result.json")
-    assert (result["step"], result["stopped_by"]) == (5, str(error.value))
-    assert result["loss"] == jobs.metrics(tmp_path)[-1]["loss"]
-    assert result["checkpoint"] == f"{tmp_path}/model.ckpt-5"
-    with pytest.raises(errors.NonFiniteError):
-        jobs.train_toy(tmp_path, workload=poisoned(90, 91), max_steps=10, **EVERY_STEP)
-    again = jobs.read_json(tmp_path, "result.json")  # a start without a step leaves what the others wrote
-    assert again | {"started": result["started"]} == result
 
 
 def test_what_overflows_in_the_update_itself_is_not_saved(tmp_path):

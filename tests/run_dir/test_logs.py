@@ -65,7 +65,7 @@ def test_a_resume_neither_loses_nor_repeats_a_point(toy_run, tmp_path, monkeypat
     assert [event.step for event in curves.Histograms("hidden/weights")] == list(range(10, 101, 10))
 
 
-def test_writers_of_one_second_do_not_overwrite_each_other(tmp_path):
+def test_writers_of_one_second_do_not_overwrite_each_other_and_go_on_where_their_file_was_removed(tmp_path):
     for step in range(5):
         writer = logs.EventWriter(tmp_path)
         logs.add_scalars(writer, {"a": step / 2, "b": 1.0}, step)
@@ -75,6 +75,12 @@ def test_writers_of_one_second_do_not_overwrite_each_other(tmp_path):
     curves = jobs.events(tmp_path)
     assert [(event.step, event.value) for event in curves.Scalars("a")] == [(i, i / 2) for i in range(5)]
     assert len(curves.Scalars("b")) == 5
+    logs.add_scalars(writer := logs.EventWriter(tmp_path), {"a": 2.5}, 5)
+    for path in tmp_path.iterdir():
+        path.unlink()
+    logs.add_scalars(writer, {"a": 3.0}, 6)
+    writer.close()
+    assert [event.step for event in jobs.events(tmp_path).Scalars("a")] == [6]
 
 
 def test_curves_are_on_disk_up_to_every_checkpoint(tmp_path):
@@ -90,13 +96,3 @@ def test_curves_are_on_disk_up_to_every_checkpoint(tmp_path):
 
     jobs.train_toy(tmp_path, [Looking()], max_steps=30, save_every_steps=10, summary_every_steps=0)
     assert found == {0: [], 10: [5, 10], 20: [5, 10, 15, 20], 30: [5, 10, 15, 20, 25, 30]}
-
-
-def test_events_whose_file_was_removed_go_on_in_a_new_one(tmp_path):
-    writer = logs.EventWriter(tmp_path)
-    for step in range(3):
-        logs.add_scalars(writer, {"a": step / 2}, step)
-        if step == 1:
-            next(tmp_path.iterdir()).unlink()
-    writer.close()
-    assert [event.step for event in jobs.events(tmp_path).Scalars("a")] == [2]
