@@ -8,7 +8,7 @@ from tower_train.data import augmentation
 from tower_train.options import TRAINING, option
 from tower_train.workload import Workload
 
-_QUICK = dict(inference=None, augment=shifts.augment, test_time_augmentation=shifts.views)
+_QUICK = dict(inference=None, augment=shifts.augment, test_time_augmentation=shifts.views, unsure=shifts.unsure)
 # The models' differences from the fields below.
 _MODELS = {
     "convnet": dict(inference=convnet.inference, augment=augment.augment, prepare=augment.prepare),

@@ -4,7 +4,7 @@ The network is that of Jordan 2024, "94% on CIFAR-10 in 3.29 seconds on a single
 are named, with SiLU after the normalisations. It is trained with Muon, and filters of a fixed norm, as in
 airbench94_muon (https://github.com/KellerJordan/cifar10-airbench), with the numbers of "script": cifar10_speedrun.py of
 https://github.com/hiverge/cifar10-speedrun, the record of September 2025. Unlike the script it brings filters to their
-norm after every step, which leaves their decay no effect, and it evaluates several views of every image.
+norm after every step, which leaves their decay no effect, and it evaluates other views, of images in doubt.
 """
 
 import functools

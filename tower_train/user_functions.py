@@ -81,6 +81,10 @@ def _are_views(returned, *_) -> bool:
     )  # fmt: skip
 
 
+def _are_flags(returned, *_) -> bool:
+    return tf.is_tensor(returned) and returned.dtype == tf.bool and returned.shape.rank == 1
+
+
 def _are_metrics(returned, *_) -> bool:
     if not isinstance(returned, Mapping) or not returned:
         return False
@@ -91,6 +95,7 @@ _OF = {
     "examples": "(request)", "inference_for": "(examples)", "inference": "(features, training)",
     "loss": "(outputs, labels)", "metrics": "(outputs, labels)", "augment": "(features, draws)",
     "mix": "(features, labels, draws)", "prepare": "(features)", "test_time_augmentation": "(features)",
+    "unsure": "(outputs)",
 }  # fmt: skip
 _WANTED = {  # name: (whether a value is right, given the arguments too; what is)
     "examples": (
@@ -107,4 +112,5 @@ _WANTED = {  # name: (whether a value is right, given the arguments too; what is
     "mix": (lambda returned, *_: isinstance(returned, tuple) and len(returned) == 2, "a pair (features, labels)"),
     "prepare": (_are_features, f"features: {_TENSORS}, of the batch it was given"),
     "test_time_augmentation": (_are_views, "a list of views (weight, features)"),
+    "unsure": (_are_flags, "a tensor [batch] of dtype bool"),
 }  # fmt: skip

@@ -65,6 +65,8 @@ class Workload(metaclass=renamed.TakesOldNames):
       test_time_augmentation: prepared features -> (weight, features) of several views of each example, such as mirror
         images; evaluation and export take the weighted mean of the outputs over them. The weights sum to 1. None: one
         view, as it is prepared.
+      unsure: outputs of the first view -> bool [batch], the examples whose outputs are the mean over views; the others'
+        are those of the first view, which saves their time. None: all.
       splits: the splits that `examples` knows; with 'validation' it sets DataRequest.validation_fraction aside itself.
       datasets: the allowed values of --dataset, and so of `DataRequest.dataset`.
       options: the values of its own options, a record of a subclass of Options; None if it has none.
@@ -90,6 +92,7 @@ class Workload(metaclass=renamed.TakesOldNames):
     test_time_augmentation: Callable[[Tensors], Sequence[tuple[float, Tensors]]] | None = dataclasses.field(
         default=None, metadata={"was": "views"}
     )
+    unsure: Callable[[Tensors], tf.Tensor] | None = dataclasses.field(default=None, kw_only=True)
     splits: tuple[str, ...] = dataclasses.field(default=(TRAIN, TEST), kw_only=True)
     datasets: tuple[str, ...] = ("auto",)
     inference_for: Callable[[Examples], Callable[[Tensors, bool], Tensors]] | None = None

@@ -137,3 +137,8 @@ def test_the_six_views_are_numpys(images):
     assert weights == (1 / 4, 1 / 8, 1 / 8) * 2
     for view, expected in zip(found, moved + [image[:, :, ::-1] for image in moved], strict=True):
         np.testing.assert_array_equal(view, expected)
+
+
+def test_a_doubt_is_a_small_difference_of_the_two_largest_probabilities():
+    logits = np.log([[0.84, 0.15, 0.01], [0.01, 0.86, 0.13], [0.1, 0.8, 0.1]])
+    assert values.of(shifts.unsure, logits).tolist() == [True, False, False]

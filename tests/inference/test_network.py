@@ -27,12 +27,12 @@ def graph():
         yield graph
 
 
-def viewed(views, inference=linear, dtype=tf.float64):
+def viewed(views, inference=linear, dtype=tf.float64, unsure=None):
     """The outputs of two towers on float64 features [2, 4] that differ."""
     batches = [tf.reshape(tf.range(8.0, dtype=tf.float64), [2, 4]) + i for i in (0, 9)]
-    workload, variables = Workload("toy", None, inference, test_time_augmentation=views), Variables()
+    workload, variables = Workload("toy", None, inference, test_time_augmentation=views, unsure=unsure), Variables()
     return [
-        trained_outputs(workload, features, dtype, variables, Tower(i, "/cpu:0"), Draws("test"))
+        trained_outputs(workload, features, dtype, variables, Tower(i, "/cpu:0"), Draws("test"))[0]
         for i, features in enumerate(batches)
     ]
 
@@ -68,6 +68,23 @@ def test_the_mean_over_views_is_in_full_precision(graph):
     built = viewed(lambda x: [(w, 0 * x + value) for w, value in views], lambda x, training: x, dtype=tf.bfloat16)
     with v1.Session() as session:
         np.testing.assert_array_equal(session.run(built[0]), np.full([2, 4], 1 + 0.5 / 256, np.float32))
+
+
+@pytest.mark.parametrize("doubt", [-1, 4, 99])
+def test_sure_examples_are_looked_at_once(graph, doubt):
+    """None, the first row of a batch, or all are unsure; the network sees the further views of those, or of one row."""
+
+    def network(x, training):
+        return {"a": tf.square(x), "b": x[:, 0]}
+
+    built = viewed(lambda x: [(0.5, x), (0.5, -2 * x)], network, unsure=lambda outputs: outputs["b"] < doubt)
+    with v1.Session() as session:
+        found = session.run(built)
+    for outputs, first in zip(found, (0, 9), strict=True):
+        x = np.arange(8.0).reshape(2, 4) + first
+        is_mean = x[:, 0] < doubt
+        np.testing.assert_allclose(outputs["a"], np.where(is_mean[:, None], 2.5, 1) * x**2, rtol=1e-12)
+        np.testing.assert_allclose(outputs["b"], np.where(is_mean, -0.5, 1) * x[:, 0], rtol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,9 @@ def with_views(run):
     workload = saved_run.read(EvaluateOptions(train_dir=str(run))).workload
     return dataclasses.replace(
         workload,
-        configure=lambda options: dataclasses.replace(workload.configure(options), test_time_augmentation=mirrored),
+        configure=lambda options: dataclasses.replace(
+            workload.configure(options), test_time_augmentation=mirrored, unsure=lambda logits: logits[:, 0] < 1
+        ),
     )
 
 

@@ -87,7 +87,7 @@ def evaluation_graph(
         variables, outputs, by_tower, losses = Variables(), [], [], []
         for i, (device, (features, labels)) in enumerate(zip(devices.towers, stream.batches, strict=True)):
             draws = Draws("evaluation", stream.firsts[i], tower_batch)
-            output = network.trained_outputs(workload, features, dtype, variables, Tower(i, device), draws)
+            output, _ = network.trained_outputs(workload, features, dtype, variables, Tower(i, device), draws)
             with tf.compat.v1.name_scope(f"tower_{i}/metrics/"):
                 by_tower.append(_metrics(workload, output, Weighted.of(labels).labels, tower_batch))
                 losses.append(_sum_of_losses(workload, output, labels, stream.counted[i]))

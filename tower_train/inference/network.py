@@ -1,6 +1,6 @@
 """A trained network: one tower without a loss, on variables that a checkpoint restores."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -17,8 +17,8 @@ v1 = tf.compat.v1
 
 def trained_outputs(
     workload: Workload, features: Tensors, dtype: str, variables: Variables, tower: Tower, draws: Draws
-) -> Tensors:
-    """Builds a tower and returns its outputs, or the mean over the workload's views.
+) -> tuple[Tensors, Tensors]:
+    """Builds a tower and returns its outputs, or their mean over the workload's views; and those of the first view.
 
     Args:
       workload, features: inference, and what its `prepare` returned, [batch, ...].
@@ -35,8 +35,10 @@ def trained_outputs(
         return towers.tower_outputs(workload, features, tf.as_dtype(dtype), training=False)
 
     with variables.tower(tower, _restored), context.entered(context.Context(draws=draws)):
-        views = workload.test_time_augmentation
-        return _mean_over_views(workload, network, features) if views else network(features)
+        if workload.test_time_augmentation:
+            return _over_views(workload, network, features)
+        outputs = network(features)
+        return outputs, outputs
 
 
 def _restored(getter, name, shape=None, dtype=None, initializer=None, *args, **kwargs):
@@ -46,9 +48,14 @@ def _restored(getter, name, shape=None, dtype=None, initializer=None, *args, **k
     return getter(name, shape, dtype, initializer, *args, **kwargs)
 
 
-def _mean_over_views(workload: Workload, network: Callable[[Tensors], Tensors], features: Tensors) -> Tensors:
-    """Returns the weighted mean of the network's outputs over views. Raises GraphError if the weights do not sum to 1,
-    or the outputs are not floating point."""
+def _over_views(workload: Workload, network: Callable[[Tensors], Tensors], features: Tensors) -> tuple:
+    """Returns the weighted mean of the network's outputs over views, and the outputs of the first view.
+
+    Examples that are not unsure, if the workload tells these, have the first view's outputs.
+
+    Raises:
+      GraphError: the weights do not sum to 1, or the outputs are not floating point.
+    """
     weights, views = zip(*user_functions.call(workload, "test_time_augmentation", features), strict=True)
     if abs(sum(weights) - 1) > 1e-6:
         raise errors.GraphError(
@@ -56,25 +63,44 @@ def _mean_over_views(workload: Workload, network: Callable[[Tensors], Tensors], 
             f"which sum to {sum(weights):g}. They must sum to 1."
         )
 
+    with v1.name_scope("views"):
+        first = network(views[0])
+        for leaf in tf.nest.flatten(first):
+            if not leaf.dtype.is_floating:
+                raise errors.GraphError(
+                    f"workload {workload.name}: outputs of dtype {leaf.dtype.name} have no mean over views. Let "
+                    "inference return floating-point outputs, or leave `test_time_augmentation` out."
+                )
+        if not workload.unsure:
+            return _mean(network, first, views[1:], weights), first
+        unsure = user_functions.call(workload, "unsure", first)
+        # One at least, as not all operations take a batch of none.
+        rows = tf.where(tf.concat([tf.ones_like(unsure[:1]), unsure[1:]], axis=0))[:, 0]
+        of_rows, *views = tf.nest.map_structure(lambda leaf: tf.gather(leaf, rows), [first, *views[1:]])
+
+        def placed(leaf: tf.Tensor, means: tf.Tensor) -> tf.Tensor:
+            is_unsure = tf.reshape(unsure, [-1] + [1] * (leaf.shape.rank - 1))
+            return tf.where(is_unsure, tf.tensor_scatter_nd_update(leaf, rows[:, tf.newaxis], means), leaf)
+
+        return tf.nest.map_structure(placed, first, _mean(network, of_rows, views, weights)), first
+
+
+def _mean(network: Callable[[Tensors], Tensors], first: Tensors, views: Sequence[Tensors], weights) -> Tensors:
+    """Returns the weighted mean of the first view's outputs and those of further views."""
+    outputs = [first]
+    for view in views:
+        # In sequence: together they take twice the time on a CPU, and the memory of all their activations.
+        with tf.control_dependencies([tensor.op for tensor in tf.nest.flatten(outputs[-1])]):
+            view = tf.nest.map_structure(tf.identity, view)
+        with v1.variable_scope(v1.get_variable_scope(), reuse=True):
+            outputs.append(network(view))
+
     def mean(*outputs: tf.Tensor) -> tf.Tensor:
-        if not outputs[0].dtype.is_floating:
-            raise errors.GraphError(
-                f"workload {workload.name}: outputs of dtype {outputs[0].dtype.name} have no mean over views. Let "
-                "inference return floating-point outputs, or leave `test_time_augmentation` out."
-            )
         # One sum, since TensorFlow rearranges chains of products and sums differently in different graphs.
         factors = tf.reshape(tf.constant(weights, outputs[0].dtype), [-1] + [1] * outputs[0].shape.rank)
         return tf.reduce_sum(tf.stack(outputs) * factors, axis=0)
 
-    outputs = []
-    with v1.name_scope("views"):
-        for view in views:
-            # In sequence: together they take twice the time on a CPU, and the memory of all their activations.
-            with tf.control_dependencies([tensor.op for tensor in tf.nest.flatten(outputs[-1:])]):
-                view = tf.nest.map_structure(tf.identity, view)
-            with v1.variable_scope(v1.get_variable_scope(), reuse=bool(outputs)):
-                outputs.append(network(view))
-        return tf.nest.map_structure(mean, *outputs)
+    return tf.nest.map_structure(mean, *outputs)
 
 
 def are_of_classes(outputs: Tensors, examples: Examples) -> bool:

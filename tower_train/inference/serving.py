@@ -49,13 +49,16 @@ def serving_graph(run: saved_run.SavedRun) -> ServingGraph:
     with tf.Graph().as_default() as graph, tf.device(HOST):
         files, features = _inputs(raw)
         prepared = stream.prepared(workload, features)
-        outputs = network.trained_outputs(workload, prepared, run.dtype, Variables(), Tower(0, HOST), Draws("serving"))
+        tower = Tower(0, HOST)
+        outputs, of_first_view = network.trained_outputs(
+            workload, prepared, run.dtype, Variables(), tower, Draws("serving")
+        )
         class_names = run.examples.class_names if network.are_of_classes(outputs, run.examples) else ()
         return ServingGraph(
             graph=graph,
             files=files,
             features=_named(features, "features"),
-            outputs=_of_classes(workload, outputs, class_names) if class_names else _named(outputs, "outputs"),
+            outputs=_of_classes(outputs, of_first_view, class_names) if class_names else _named(outputs, "outputs"),
             class_names=class_names,
             restored=network.variables_to_restore(run.moving_average_decay),
         )
@@ -124,11 +127,8 @@ def _named(tensors: Tensors, name: str) -> Named:
     return {name: flat[0]} if len(flat) == 1 else {f"{name}_{i}": tensor for i, tensor in enumerate(flat)}
 
 
-def _of_classes(workload: Workload, outputs: tf.Tensor, class_names: tuple[str, ...]) -> Named:
-    names, one_view = tf.constant(class_names), outputs
-    if workload.test_time_augmentation:
-        one_view = outputs.op.inputs[0].op.inputs[0].op.inputs[0]  # of the sum of stacked, weighted views
-    last = towers.last_activation(one_view)
+def _of_classes(outputs: tf.Tensor, of_first_view: tf.Tensor, class_names: tuple[str, ...]) -> Named:
+    names, last = tf.constant(class_names), towers.last_activation(of_first_view)
     is_softmax = last is not None and last.type == "Softmax"  # of a network whose loss takes probabilities
     return {
         "logits": tf.math.log(outputs) if is_softmax else outputs,
