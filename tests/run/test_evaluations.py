@@ -72,7 +72,7 @@ def test_the_last_step_is_evaluated_where_that_is_asked_for_and_no_run_that_is_s
 
 
 def test_one_that_was_killed_is_made_up_for_once(tmp_path, monkeypatch, capsys):
-    def killed(self, path):
+    def killed(*_):
         raise KeyboardInterrupt
 
     options = dict(max_steps=7, eval_at_end=True)

@@ -125,10 +125,10 @@ def failing(monkeypatch):
     """{step: error}: evaluations of checkpoints at these steps fail."""
     steps, evaluate = {}, evaluator.Evaluator.evaluate
 
-    def evaluate_or_fail(self, path):
+    def evaluate_or_fail(self, path, *args):
         if error := steps.get(int(path.rpartition("-")[2])):
             raise error
-        return evaluate(self, path)
+        return evaluate(self, path, *args)
 
     monkeypatch.setattr(evaluator.Evaluator, "evaluate", evaluate_or_fail)
     return steps

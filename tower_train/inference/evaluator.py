@@ -5,7 +5,7 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -154,8 +154,12 @@ class Evaluator:
             metrics = self._metrics(self._count(session, 1))
         self.first_metric = next((name, metric.mode) for name, metric in metrics.items())
 
-    def evaluate(self, path: str) -> Evaluation:
+    def evaluate(self, path: str, after_batch: Callable[[int, Examples], None] = lambda *_: None) -> Evaluation:
         """Restores a checkpoint and counts every example once.
+
+        Args:
+          path: of the checkpoint.
+          after_batch: called with the number of examples so far, of which; its errors end the evaluation.
 
         Raises:
           RunError: the checkpoint cannot be restored into this network.
@@ -164,7 +168,7 @@ class Evaluator:
         start = time.perf_counter()
         checkpoint.restore(self._saver, self._session, path)
         # A dataset in its own order may hold fewer or more examples than it should.
-        totals = self._count(self._session, self._built.num_steps + bool(self.examples.elements))
+        totals = self._count(self._session, self._built.num_steps + bool(self.examples.elements), after_batch)
         self._check_count(totals.count, " or more")
         names = self.examples.class_names if self.has_confusion else ()
         matrix = confusion_matrix(totals.pairs, len(names)) if 0 < len(names) <= _MOST_CLASSES else None
@@ -188,7 +192,7 @@ class Evaluator:
                 "Mend num_examples= or the dataset."
             )
 
-    def _count(self, session: v1.Session, most_steps: int) -> "_Totals":
+    def _count(self, session: v1.Session, most_steps: int, after_batch=lambda *_: None) -> "_Totals":
         """Returns the totals over a number of steps, or fewer if the examples end."""
         built, totals = self._built, _Totals({name: [0.0, True] for name in self._built.metrics})
         fetches = {"metrics": built.metrics, "number": built.number}
@@ -217,6 +221,7 @@ class Evaluator:
                 self.examples.check_labels(values["labels"])
                 classes, predicted = (values[name].ravel().tolist() for name in ("labels", "predictions"))
                 totals.pairs.update(zip(classes, predicted, strict=True))
+            after_batch(totals.count, self.examples)
         if not totals.count:
             raise errors.DataError(f"{self.examples.name}: its dataset gives no examples.")
         return totals

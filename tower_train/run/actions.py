@@ -42,6 +42,7 @@ class Running:
       failed_saves: number of them.
       failure: the error of the last save or evaluation, if it failed.
       is_over: whether no step follows.
+      is_interrupted: whether a signal ended an evaluation.
       input_secs: that steps have waited for input.
     """
 
@@ -57,6 +58,7 @@ class Running:
     failed_saves: int = 0
     failure: errors.UserError | None = None
     is_over: bool = False
+    is_interrupted: bool = False
     input_secs: float = 0.0
     _excluded_secs: float = 0.0
     _examples: int | None = None  # seen; of a resumed run known after its first step
@@ -109,7 +111,7 @@ class Running:
         start, steps = self.start, self.step - self.start.steps_done
         if failure:
             reason = StopReason.ERROR
-        elif self.step >= start.last_step:
+        elif self.step >= start.last_step and not self.is_interrupted:
             reason = StopReason.LAST_STEP
         else:
             reason = self.stop_reason() or StopReason.ANOTHER_WORKER

@@ -1,7 +1,7 @@
 """Evaluations during training."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -96,12 +96,13 @@ class Evaluations:
             lines.append(f"*** {examples.notice}")
         return lines
 
-    def evaluate(self, path: str) -> list[str]:
-        """Evaluates a checkpoint, writes the curves and keeps the results; returns lines about them."""
+    def evaluate(self, path: str, after_batch: Callable[[int, Examples], None]) -> list[str]:
+        """Evaluates a checkpoint, writes the curves and keeps the results; returns lines about them. after_batch: as of
+        `Evaluator.evaluate`."""
         self._open()
         is_last = checkpoint.step_of(path) >= self._last_step
         due = [split for split in self._evaluators if split in (self._split, TRAIN) or is_last]
-        self._last = {split: self._evaluators[split].evaluate(path) for split in due}
+        self._last = {split: self._evaluators[split].evaluate(path, after_batch) for split in due}
         lines = []
         for split in [split for split in due if split != TRAIN]:
             self._write_curves(split, split, "")

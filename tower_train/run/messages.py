@@ -82,7 +82,8 @@ def joining_line(task: Task, steps_done: int, last_step: int, device_names: tupl
 def closing_lines(result: Result, last_step: int, path: str | None, evaluations: Evaluations) -> list[str]:
     """Returns the last lines of a run: its result and the next commands. path: the workload's import path or None."""
     has_no_gain = result.reason is StopReason.NO_GAIN
-    if result.training_secs is None:
+    is_done = has_no_gain or result.reason is StopReason.LAST_STEP
+    if is_done and result.training_secs is None:
         option = "--early_stopping_patience_epochs" if has_no_gain else "--max_steps or --epochs"
         lines = [f"Step {result.step} was reached before; nothing to do. A greater {option} trains on."]
     else:
@@ -95,7 +96,7 @@ def closing_lines(result: Result, last_step: int, path: str | None, evaluations:
     lines += evaluations.closing_lines(result.step, result.training_secs)
     if result.notice:
         lines.append(f"*** {result.notice}")
-    if result.step < last_step and not has_no_gain:
+    if not is_done:
         lines.append("Resume:   the same command with --train_dir=" + shlex.quote(result.train_dir))
     return lines + _next_commands(result.train_dir, path, evaluations.best.is_kept)
 

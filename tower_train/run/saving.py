@@ -1,9 +1,13 @@
 """Checkpoints during training: saving and evaluating them, and going on if that fails."""
 
+import time
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from tower_train import errors
 from tower_train.console import say
+from tower_train.examples import Examples
 from tower_train.run import nonfinite, sessions
 from tower_train.run.actions import Running
 from tower_train.run.hooks import Action
@@ -11,6 +15,11 @@ from tower_train.run.results import save_error
 from tower_train.run_dir import logs
 
 v1 = tf.compat.v1
+LONG_SECS = 10.0  # of an evaluation, which then says how far it is
+
+
+class _Interrupted(Exception):
+    """A signal during an evaluation."""
 
 
 class Saver(Action):
@@ -56,14 +65,34 @@ class Saver(Action):
         self._evaluation_error = None
         try:
             with self._running.paused(), self._running.watchdog.doing("an evaluation"):
-                say(*self._start.evaluations.evaluate(path))
+                say(*self._start.evaluations.evaluate(path, self._after_batch()))
                 self._logs[0].append(record := self._start.evaluations.record)
+        except _Interrupted:
+            self._running.is_interrupted = True
+            say(f"*** The evaluation of {path} was interrupted by {self._running.received.stopping.name}.")
+            return
         except Exception as error:  # the workload's code may raise anything; the training has not failed
             self._evaluation_error = error
             say(f"*** The evaluation of {path} failed: {errors.reason(error)}. It is saved; the run goes on.")
             return
         with self._running.paused():
             self._running.user_hooks.on_evaluate(record)
+
+    def _after_batch(self) -> Callable[[int, Examples], None]:
+        """Returns the function that ends an evaluation at a signal, and tells once of a long one how far it is."""
+        began, is_told = time.monotonic(), False
+
+        def after_batch(count: int, examples: Examples) -> None:
+            nonlocal is_told
+            if self._running.received.stopping:
+                raise _Interrupted
+            if not is_told and (seconds := time.monotonic() - began) > LONG_SECS:
+                is_told = True
+                say(
+                    f"Evaluating: {count} of {examples.num_examples} examples of {examples.name} after {seconds:.0f} s."
+                )
+
+        return after_batch
 
     def _save(self, step: int) -> str | None:
         """Returns the checkpoint's path; None if it could not be saved."""
