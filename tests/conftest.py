@@ -15,14 +15,12 @@ import forked  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import shared  # noqa: E402
+from PIL import Image  # noqa: E402
 
 from tower_train import console  # noqa: E402
 from tower_train.options import command_line  # noqa: E402
 
 YOUNG_OBJECTS = 400_000  # a graph has as many; to look at them for each 700 new ones took a sixth of the time
-TRAIN_FILES = [f"data_batch_{i}.bin" for i in range(1, 6)]
-RECORDS_PER_FILE = 40  # 200 training examples and 40 test examples in all
-RECORD_BYTES = 3073
 
 
 def pytest_addoption(parser):
@@ -69,23 +67,33 @@ def own_tracebacks(one_traceback, monkeypatch):
     one_traceback(monkeypatch)
 
 
-def write_records(path, count, seed):
-    """Writes `count` records of the CIFAR-10 binary format: random labels 0 to 9, random pixels."""
-    rng = np.random.default_rng(seed)
-    records = rng.integers(0, 256, [count, RECORD_BYTES], np.uint8)
-    records[:, 0] = rng.integers(0, 10, count)
-    records.tofile(path)
+@pytest.fixture(scope="session")
+def cifar10_dir(tmp_path_factory):
+    """A directory with all of CIFAR-10's files, of 40 records each: labels 0 to 9 and pixels at random. Only for
+    reading: copy it to damage it."""
+
+    def write(directory):
+        for seed, name in enumerate([*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]):
+            rng = np.random.default_rng(seed)
+            records = rng.integers(0, 256, [40, 1 + 32 * 32 * 3], np.uint8)
+            records[:, 0] = rng.integers(0, 10, 40)
+            records.tofile(directory / name)
+
+    return shared.once(tmp_path_factory, "cifar10", write)
 
 
 @pytest.fixture(scope="session")
-def cifar10_dir(tmp_path_factory):
-    """A directory with all of CIFAR-10's files, small and of random pixels. Only for reading: copy it to damage it."""
-
-    def write(directory):
-        for seed, name in enumerate([*TRAIN_FILES, "test_batch.bin"]):
-            write_records(directory / name, RECORDS_PER_FILE, seed)
-
-    return shared.once(tmp_path_factory, "cifar10", write)
+def data(tmp_path_factory):
+    """Images of 32 x 32 in two classes of colour: 10 of each to train on, 3 to test on. Only for reading."""
+    root, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    for split, count in (("train", 10), ("test", 3)):
+        for channel, class_name in ((0, "rød"), (2, "blåu")):
+            (root / split / class_name).mkdir(parents=True)
+            for i in range(count):
+                image = rng.integers(0, 100, [32, 32, 3], np.uint8)
+                image[..., channel] += 150
+                Image.fromarray(image).save(root / split / class_name / f"{i}.png")
+    return root
 
 
 @pytest.fixture

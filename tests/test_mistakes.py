@@ -16,18 +16,10 @@ TOY = toy_workload.WORKLOAD
 LATE = np.where(np.arange(2000) == 1500, 7, np.arange(2000) % 3)  # a label beyond the examples that are looked at first
 
 
-def of_index(fetch):
-    return lambda request: Examples("mine", 9, lambda: fetch)
-
-
 def late(request):
     """As a user's own reader gives them: the labels are not at hand."""
     features = np.ones([len(LATE), 4], np.float32)
     return Examples("late", len(LATE), lambda: lambda rows: (tf.gather(features, rows), tf.gather(LATE, rows)))
-
-
-def one_hot(request):
-    return Examples.from_arrays("one-hot", np.ones([9, 4], np.float32), np.eye(3, dtype=int)[np.arange(9) % 3])
 
 
 def of_five():
@@ -40,9 +32,6 @@ CASES = {  # {what: (fields of the workload, the line)}
     "examples: sys.exit": (dict(examples=lambda r: sys.exit(0)), r"examples left the program by sys.exit\(0\)"),
     "examples: no function": (dict(examples=5), r"examples is 5 \(int\). Let it be a function of \(request\)"),
     "open: None": (dict(examples=lambda r: Examples("mine", 9, lambda: None)), "mine: open returned None. Let it"),
-    "fetch: features only": (
-        dict(examples=of_index(lambda rows: tf.ones([8, 4]))), r"mine: fetch returned tensor float32 \(8, 4\). Let it",
-    ),
     "elements: None": (
         dict(examples=lambda r: Examples("mine", 9, None, elements=lambda: None)), "mine: elements returned None.",
     ),
@@ -59,7 +48,6 @@ CASES = {  # {what: (fields of the workload, the line)}
     ),
     "loss: None": (dict(loss=lambda o, y: None), "loss returned None. Let it return a floating-point scalar"),
     "loss: a float": (dict(loss=lambda o, y: 0.5), r"loss returned 0.5 \(float\). Let it return a floating-point s"),
-    "labels: one-hot": (dict(examples=one_hot), r"labels \[batch\]; got.*become such by labels.argmax\(axis=-1"),
     "augment: None": (dict(augment=lambda x, d: None), "augment returned None. Let it return features"),
     "augment: a float": (dict(augment=lambda x, d: 0.5), r"augment returned 0.5 \(float\)"),
     "augment: a mean": (dict(augment=lambda x, d: tf.reduce_mean(x)), r"augment returned tensor float32 \(\)"),

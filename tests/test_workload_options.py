@@ -1,6 +1,5 @@
 """A workload's own options: on the command line, in run.json, on resuming and in evaluation."""
 
-import json
 import re
 
 import element_workloads
@@ -8,7 +7,6 @@ import jobs
 import numpy as np
 import pytest
 
-import cifar10
 import tower_train
 from tower_train import __main__, errors
 from tower_train.config import Config
@@ -94,16 +92,6 @@ def test_what_the_command_line_gives_wins(parse):
     assert options == {"shift": 9.0, "loud": True}
 
 
-def test_the_recipes_of_cifar10_are_its_models_with_a_recipe():
-    own = ["minigooglenet", "resnet20", "resnet56"]
-    assert set(own) <= set(cifar10.WORKLOAD.recipes) and "convnet" not in cifar10.WORKLOAD.recipes
-    for name in own:
-        by_recipe, by_model = (
-            __main__.parse(["program", f"--{option}={name}", "--num_gpus=2"]) for option in ("recipe", "model")
-        )
-        assert by_recipe == by_model and by_recipe[0].optimizer == "momentum"
-
-
 @pytest.mark.parametrize(("words", "rate"), [([], "0.02"), (["--shift=9"], "0.5"), (["--recipe=far"], "0.5")])
 def test_help_shows_the_values_of_the_recipe(parse, capsys, words, rate):
     with pytest.raises(SystemExit):
@@ -124,18 +112,12 @@ def test_a_run_keeps_its_options_and_evaluation_uses_them(modules, tmp_path, mon
         return tower_train.train("optional_toy", config, workload_options=options)
 
     train(5, shift=2.0)
-    run_json = jobs.read_json(tmp_path, "run.json")
-    assert run_json["workload_options"] == {"shift": 2.0, "loud": False}
+    assert jobs.read_json(tmp_path, "run.json")["workload_options"] == {"shift": 2.0, "loud": False}
     with pytest.raises(errors.RunError, match="--shift was 2.0, now 0.0"):
         train(6)
     assert train(6, shift=2.0, loud=True).step == 6
-    found = []
-    for shift in (2.0, 1e6):
-        content = run_json | {"workload_options": {"shift": shift, "loud": False}}
-        (tmp_path / "run.json").write_text(json.dumps(content))
-        found += tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir=str(tmp_path)))
+    [found] = tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir=str(tmp_path)))
     features, labels = element_workloads.arrays("test")
-    for shift, evaluation in zip((2.0, 1e6), found, strict=True):
-        predicted = np.argmax(jobs.toy_logits(jobs.variables(tmp_path), features + shift), axis=1)
-        assert evaluation.metrics["precision @ 1"].mean == pytest.approx(np.mean(predicted == labels))
-    assert found[0].confusion != found[1].confusion
+    right, other = (np.mean(np.argmax(jobs.toy_logits(jobs.variables(tmp_path), features + shift), axis=1) == labels)
+                    for shift in (2.0, 0.0))  # fmt: skip
+    assert found.metrics["precision @ 1"].mean == pytest.approx(right) and right != other

@@ -1,10 +1,10 @@
-"""The network against a plain one of TensorFlow's own operations, its normalisation against numpy, its convolution in
-few products against tf.nn.conv2d; sizes of the others."""
+"""The reference network's initial values, its convolution in few products against
+tf.nn.conv2d; sizes of the others. tests/graph/test_equivalence.py trains it beside one of plain operations."""
 
 import numpy as np
-import plain_convnet
 import pytest
 import tensorflow as tf
+import values
 
 import cifar10
 from cifar10 import convnet
@@ -17,82 +17,27 @@ BIASES = {"conv1": 0.0, "conv2": 0.1, "local3": 0.1, "local4": 0.1, "softmax_lin
 DEVIATIONS = {"conv1": 5e-2, "conv2": 5e-2, "local3": 0.04, "local4": 0.04, "softmax_linear": 1 / 192}
 
 
-def draw_images(count, dtype=np.float64):
-    return np.random.default_rng(0).normal(size=[count, 24, 24, 3]).astype(dtype)
-
-
-def by_name(variables):
-    return {variable.op.name: variable for variable in variables}
-
-
 def test_initial_values():
     with tf.Graph().as_default(), v1.Session() as session:
         v1.set_random_seed(1)
-        convnet.inference(tf.constant(draw_images(1, np.float32)), True)
+        convnet.inference(tf.zeros([1, 24, 24, 3]), True)
         session.run(v1.global_variables_initializer())
-        values = session.run(by_name(v1.global_variables()))
+        drawn = session.run({variable.op.name: variable for variable in v1.global_variables()})
     for layer, bias in BIASES.items():
-        weights, deviation = values[f"{layer}/weights"], DEVIATIONS[layer]
-        np.testing.assert_array_equal(values[f"{layer}/biases"], np.float32(bias))
+        weights, deviation = drawn[f"{layer}/weights"], DEVIATIONS[layer]
+        np.testing.assert_array_equal(drawn[f"{layer}/biases"], np.float32(bias))
         assert abs(weights).max() <= 2 * deviation
         # A normal distribution cut off at two deviations has 0.8796 of its deviation.
         np.testing.assert_allclose(weights.std(), 0.8796 * deviation, rtol=0.05)  # 5 deviations of 4,800: 6e-7 of seeds
 
 
-def test_activations_and_gradients_equal_the_plain_network():
-    """Of two images, in float64; all variables are drawn at random."""
-    rng = np.random.default_rng(0)
-    with tf.Graph().as_default() as graph, v1.Session() as session:
-        images = tf.constant(draw_images(2))
-        logits = convnet.inference(images, True)
-        variables = by_name(v1.global_variables())
-        for name, variable in variables.items():
-            layer = name.partition("/")[0]
-            variable.load(2 * DEVIATIONS[layer] * rng.normal(size=variable.shape), session)
-        plain = plain_convnet.activations(images, variables)
-        found = [graph.get_tensor_by_name(f"{layer}/{layer}:0") for layer in plain] + [logits]
-        expected = [*plain.values(), plain["softmax_linear"]]
-        upstream = tf.constant(rng.normal(size=logits.shape))
-        for outputs in (found, expected):
-            outputs += tf.gradients(outputs[-1], list(variables.values()), upstream)
-        for ours, theirs in zip(*session.run((found, expected)), strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9 * abs(theirs).max())
-
-
-def normalized(inputs, output_gradients):
-    """[outputs, gradients with respect to inputs] of the normalisation; the batch size is not known statically."""
-    with tf.Graph().as_default(), v1.Session() as session:
-        x = v1.placeholder(inputs.dtype, [None, *inputs.shape[1:]])
-        y = convnet.local_response_normalization(x)
-        assert y.dtype == x.dtype and y.shape.as_list() == x.shape.as_list()
-        return session.run([y, *tf.gradients(y, x, grad_ys=tf.constant(output_gradients))], {x: inputs})
-
-
-def numpys(x, dy):
-    """The definition, and its gradient through the whole Jacobian: x and dy are [examples, channels]."""
-    distances = np.abs(np.subtract.outer(np.arange(x.shape[1]), np.arange(x.shape[1])))
-    near, alpha = (distances <= 4).astype(float), 0.001 / 9
-    energy = 1 + alpha * np.square(x) @ near
-    jacobian = np.einsum("nc,ck->nck", energy**-0.75, np.eye(x.shape[1]))
-    jacobian -= 1.5 * alpha * np.einsum("nc,nk,ck->nck", x * energy**-1.75, x, near)
-    return x * energy**-0.75, np.einsum("nc,nck->nk", dy, jacobian)
-
-
-@pytest.mark.parametrize("scale", [1.0, 100.0])
-@pytest.mark.parametrize("shape", [(3, 2, 4, 64), (5, 7, 16), (2, 3, 1, 3)])
-def test_normalisation_follows_its_definition(shape, scale):
-    rng = np.random.default_rng(0)
-    x, dy = scale * rng.normal(size=shape), rng.normal(size=shape)
-    expected = numpys(x.reshape(-1, shape[-1]), dy.reshape(-1, shape[-1]))
-    for found, plain in zip(normalized(x, dy), expected, strict=True):
-        np.testing.assert_allclose(found, plain.reshape(shape), rtol=1e-9, atol=1e-12)
-
-
 def test_bfloat16_is_normalised_in_float32():
-    x = (100 * np.random.default_rng(2).normal(size=[8, 64])).astype(tf.bfloat16.as_numpy_dtype)
-    y, _ = normalized(x, np.ones_like(x))
-    expected, _ = numpys(x.astype(float), np.ones(x.shape))
-    np.testing.assert_allclose(y.astype(float), expected, rtol=2**-8)  # one rounding, of the result
+    x = (100 * np.random.default_rng(2).normal(size=[8, 1, 1, 64])).astype(tf.bfloat16.as_numpy_dtype)
+    near = np.abs(np.subtract.outer(np.arange(64), np.arange(64))) <= 4
+    wide = x.astype(float)
+    expected = wide * (1 + 0.001 / 9 * np.square(wide) @ near) ** -0.75
+    found = values.of(convnet.local_response_normalization, x)
+    np.testing.assert_allclose(found.astype(float), expected, rtol=2**-8)  # one rounding, of the result
 
 
 # Weights and biases. ResNets: 0.27 and 0.85 million in He et al. 2015, table 6. The Keras tutorial's MiniGoogLeNet has

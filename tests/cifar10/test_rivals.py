@@ -201,8 +201,3 @@ def test_it_has_the_same_network(our_network, training):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3 * np.abs(expected).max())
     # What test_cifar10_94 counts.
     assert sum(parameter.numel() for group in network.groups() for parameter in group["params"]) == 1_971_352
-
-
-def test_without_torch_there_is_no_such_rival(monkeypatch):
-    monkeypatch.setattr(rivals.importlib.util, "find_spec", lambda name: None)
-    assert not [name for name in rivals_of("cifar10_94") if name.startswith("torch")]

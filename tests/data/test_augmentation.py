@@ -1,5 +1,6 @@
 """Changes of images are those of Pillow, of torchvision's published loops and of the papers, and know no towers."""
 
+import functools
 import math
 
 import numpy as np
@@ -93,13 +94,15 @@ def test_the_mean_of_a_large_image_is_that_of_pillow():
         np.testing.assert_array_equal(result[..., 0], np.asarray(ImageEnhance.Contrast(pillow(image)).enhance(0.1)))
 
 
-@pytest.mark.parametrize(("option", "axis"), [("flip", 1), ("vertical_flip", 0)])
+@pytest.mark.parametrize(("option", "axis"), [("flip", 2), ("vertical_flip", 1)])
 def test_images_with_a_number_below_a_half_are_flipped(option, axis):
+    """Before the changes of the workload's own, if it has some."""
     images, options = photos(4, (9, 12, 3)), augmentation.PlacedImageOptions(**{option: True})
-    draws = GivenDraws(np.array([[0.0], [0.5], [0.75], [0.49]]))
-    found = values.of(lambda: augmentation.functions(options)["augment"](tf.constant(images), draws))
-    for i, (result, image) in enumerate(zip(found, images, strict=True)):
-        np.testing.assert_array_equal(result, np.flip(image, axis) if i in (0, 3) else image)
+    expected, draws = images.copy(), GivenDraws(np.array([[0.0], [0.5], [0.75], [0.49]]))
+    expected[[0, 3]] = np.flip(images, axis)[[0, 3]]
+    for own, more in ((None, 0), (lambda images, draws: images + 1, 1)):
+        change = functools.partial(augmentation.functions(options, augment=own)["augment"], draws=draws)
+        np.testing.assert_array_equal(values.of(change, images), expected + more)
 
 
 def test_colours_change_in_a_random_order_as_pillows():

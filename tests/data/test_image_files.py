@@ -143,10 +143,14 @@ def test_a_column_of_a_table_gives_groups_that_are_not_split(tmp_path):
             find(tmp_path, "train", 0.5, f"about.csv:{column}")
 
 
-def test_splits_with_classes_are_used(tmp_path):
+def test_splits_with_classes_are_used(tmp_path, monkeypatch):
+    """Sorted, whatever the order in which the disk has them."""
+    walk = os.walk
+    monkeypatch.setattr(os, "walk", lambda root: ((f, d, sorted(names, reverse=True)) for f, d, names in walk(root)))
     make(tmp_path, *(f"{split}/{name}_{i}.png" for split in ("train", "val", "test") for name in "ab" for i in (1, 2)))
     for split in ("train", "validation", "test"):
-        assert classes(tmp_path, "names", split)[0] == {f"{name}_{i}.png": name for name in "ab" for i in (1, 2)}
+        expected = {f"{name}_{i}.png": name for name in "ab" for i in (1, 2)}
+        assert [*classes(tmp_path, "names", split)[0].items()] == [*expected.items()]
 
 
 def test_cells_may_be_blank_and_labels_may_look_like_names(tmp_path):
@@ -154,7 +158,7 @@ def test_cells_may_be_blank_and_labels_may_look_like_names(tmp_path):
     assert classes(tmp_path, "labels.csv")[0] == {"1.png": "1", "2.png": "2"}
 
 
-ASIDE = dict(validation_fraction=0.5)
+ASIDE, NAMES = dict(validation_fraction=0.5), dict(labels="names")
 TWO = ["1.jpg", "2.jpg"]
 MISTAKES = [  # files below the root, options, class of the error, words of its first line
     ([*TRAIN, *(f"val/{name}/1.jpg" for name in CLASSES)], ASIDE, errors.ConfigError, "{root}/val is there to val"),
@@ -172,14 +176,14 @@ MISTAKES = [  # files below the root, options, class of the error, words of its 
     (["a/1.jpg", "a/2.jpg", "b/deeper/1.jpg"], {}, errors.LayoutError, "b in it holds no .jpeg, .jpg, .png, .gif, .bm"),
     ([f"below/{name}" for name in BOTH], {}, errors.DataError, "but below in it does. Give --data_dir={root}/below"),
     ([*(f"below/{name}" for name in BOTH), "a/list.csv"], {}, errors.DataError, "but below in it does"),
-    (["train/a_1.png", "train/b_1.png", "test/new_1.png"], dict(labels="names"), errors.DataError, "is of class new"),
+    ([*(f"train/{n}_1.png" for n in "ab"), "test/o_1.png", "test/n_1.png"], NAMES, errors.DataError, "is of class n."),
     (TWO, dict(labels="none.csv"), errors.DataError, "there is no such file in"),
     (TWO, dict(labels="two.csv:kind"), errors.DataError, "1.jpg has a and b as kind"),
     (TWO, dict(labels="one.csv"), errors.DataError, "finds images of 1 classes"),
     (TWO, dict(labels="others.csv"), errors.DataError, "(file, kind) names images below"),
     (TWO, dict(labels="two.csv:Kind"), errors.ConfigError, "such column. Give one of: --labels=two.csv:kind"),
     (TWO, dict(labels="empty.csv"), errors.DataError, "it is no CSV file with a header"),
-    (TWO, dict(labels="names"), errors.DataError, "finds images of 0 classes"),
+    (TWO, NAMES, errors.DataError, "finds images of 0 classes"),
     (TWO, dict(labels="uneven.csv"), errors.DataError, "row 3 of {root}/uneven.csv has 3 cells, its header 2"),
 ]  # fmt: skip
 TABLES = dict(

@@ -83,7 +83,7 @@ def test_evaluation_export_and_prediction_need_no_weights_file(run, data, weight
     maps = model.predict(keras.applications.mobilenet.preprocess_input(images.astype(np.float32)), verbose=0)
     expected = maps.mean(axis=(1, 2)) @ ended["classifier/kernel"] + ended["classifier/bias"]
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
-    classes = [0, 0, 0, 1, 1, 1]  # blue, red
+    classes = [0, 0, 0, 1, 1, 1]  # blåu, rød
     assert found.metrics["precision @ 1"].mean == np.mean(logits.argmax(axis=1) == classes)
 
 
@@ -97,19 +97,6 @@ def inference(data, **options):
         workload = made(**options)
         examples = workload.examples(DataRequest("train", data_dir=str(data)))
         return workload.for_examples(examples).inference(tf.zeros([1, SIZE, SIZE, 3]), True)
-
-
-def test_a_file_of_another_network_is_refused_in_one_line(data, weights, tmp_path):
-    other = tmp_path / "other.weights.h5"
-    keras.Sequential([keras.Input([3]), keras.layers.Dense(2)]).save_weights(other)
-    (tmp_path / "text.weights.h5").write_text("no weights")
-    for path, text in ((other, "does not hold the weights of MobileNet without its top"),
-                       (tmp_path / "text.weights.h5", "does not hold the weights of MobileNet"),
-                       (tmp_path / "none.weights.h5", "there is no such file")):  # fmt: skip
-        with pytest.raises(errors.ConfigError) as raised:
-            inference(data, weights=str(path))
-        assert f"--weights={path}" in str(raised.value) and text in str(raised.value)
-        assert "\n" not in str(raised.value) and len(str(raised.value)) < 600
 
 
 def test_without_weights_the_run_says_that_this_is_no_transfer_learning(data, weights):
@@ -129,11 +116,18 @@ def test_without_weights_the_run_says_that_this_is_no_transfer_learning(data, we
         (dict(network="small"), "--freeze_until=conv_pw_12_relu is for a network of keras.applications: add --network"),
         (dict(network="small", freeze_until="", weights="x.h5"), "--weights=x.h5 is for a network of keras.applic"),
         (dict(network="VGG61"), "--network=VGG61: it must be one of small, .*VGG16"),
+        (dict(weights="a.weights.h5"), "--weights=a.weights.h5.* does not hold the weights of MobileNet without its t"),
+        (dict(weights="text.weights.h5"), "--weights=text.weights.h5.* does not hold the weights of MobileNet"),
+        (dict(weights="no.weights.h5"), "--weights=no.weights.h5.*there is no such file"),
     ],
 )
-def test_options_that_cannot_be_are_refused(data, options, text):
-    with pytest.raises(errors.ConfigError, match=text):
+def test_options_that_cannot_be_are_refused(data, options, text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    keras.Sequential([keras.Input([3]), keras.layers.Dense(2)]).save_weights("a.weights.h5")
+    (tmp_path / "text.weights.h5").write_text("no weights")
+    with pytest.raises(errors.ConfigError, match=text) as raised:
         inference(data, **options)
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 1000
 
 
 def test_vgg16_flattens_and_takes_its_own_preprocessing(data):

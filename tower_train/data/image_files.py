@@ -189,9 +189,9 @@ def _labelled(
         raise errors.DataError(
             f"--labels={labels}: finds images of {len(class_names)} classes below {train}; at least two are needed."
         )
-    if unknown := sorted(set(images.values()) - set(class_names)):
+    if unknown := set(images.values()) - set(class_names):
         raise errors.DataError(
-            f"{folder}: no image in {train} is of class {unknown[0]}. Every class needs images there."
+            f"{folder}: no image in {train} is of class {min(unknown)}. Every class needs images there."
         )
     numbers = np.array([class_names.index(name) for name in images.values()], np.int32)
     return Listing(folder, tuple(images), numbers, tuple(class_names), split, notice) if images else None
