@@ -74,7 +74,7 @@ def test_evaluation_takes_the_mean_of_the_logits_over_views_unless_told_not_to(t
         assert line.endswith(", several views of each") is (evaluation is found)
     assert found.confusion != single.confusion
     result = jobs.read_json(tmp_path, "result.json")
-    assert result["evaluation"] == jobs.json_like(single.as_dict())
+    assert result["evaluation"] == json.loads(json.dumps(single.as_dict()))
     assert (result["step"], result["stopped_by"]) == (12, "last step")  # what training wrote stays
     assert_same(during, found)
 
