@@ -8,7 +8,8 @@ import shutil
 import subprocess
 import sys
 
-os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+if "GPU_CHECK" not in os.environ:  # of scripts/gpu_check
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import forked  # noqa: E402

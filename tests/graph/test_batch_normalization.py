@@ -104,24 +104,10 @@ def make(layer=layers.batch_normalization):
 KERNEL = np.random.default_rng(1).normal(size=[4, 3])
 
 
-def test_synchronized_towers_match_one_tower_step_by_step():
-    """Weights, moving statistics and the averages of both; without a scale, and biases learn more slowly."""
-
-    def layer(*args, **kwargs):
-        with layers.param_group(rate_factor=0.5):
-            return layers.batch_normalization(*args, **kwargs, scale=False)
-
-    one, four = (
-        trainings.train(*make(layer), 12, num_gpus=count, batch_size=8 // count, sync_batch_norm=True, **TRAIN)
-        for count in (1, 4)
-    )
-    trainings.assert_same(four, one)
-    statistics = {f"first/moving_{name}" for name in ("mean", "variance")}
-    assert statistics | {f"{name}/ExponentialMovingAverage" for name in statistics} <= one[1].keys()
-
-
-@pytest.mark.parametrize(("num_towers", "batches", "sync"), [(1, 4, False), (2, 2, False), (4, 1, True)])
-def test_moving_statistics_follow_the_mean_over_towers_and_batches(num_towers, batches, sync):
+@pytest.mark.parametrize(
+    ("num_towers", "batches", "sync", "update"), [(1, 4, False, "cpu"), (2, 2, False, "mirrored"), (4, 1, True, "cpu")]
+)
+def test_moving_statistics_follow_the_mean_over_towers_and_batches(num_towers, batches, sync, update):
     """The first layer's, over two steps with learning rate almost 0, against numpy on the same examples."""
     seen = []
 
@@ -131,7 +117,7 @@ def test_moving_statistics_follow_the_mean_over_towers_and_batches(num_towers, b
         return layers.batch_normalization(inputs, training, *args, name=name, **kwargs)
 
     workload, examples = make(spying)
-    options = TRAIN | dict(learning_rate=1e-30, num_gpus=num_towers, accumulate_steps=batches)
+    options = TRAIN | dict(learning_rate=1e-30, num_gpus=num_towers, accumulate_steps=batches, variable_update=update)
     options |= dict(batch_size=8 // num_towers // batches, sync_batch_norm=sync)
     with trainings.opened(workload, examples, **options) as (built, session):
         mean, variance = np.zeros(3), np.ones(3)

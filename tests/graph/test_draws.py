@@ -51,30 +51,6 @@ def examples():
     return tower_train.Examples.from_arrays("points", FEATURES, LABELS, ["a", "b", "c"])
 
 
-def drawing_network(features, training):
-    """Dropout of numbers, of channels and of several rows an example, and noise of both kinds."""
-    with v1.variable_scope("hidden"):
-        hidden = layers.dropout(tf.nn.relu(layers.affine(features, 9)), 0.3, training)
-    hidden = layers.dropout(hidden, 0.2, training)
-    rows = tf.reshape(hidden, [-1, 3])
-    rows = layers.dropout(rows, 0.1, training, rows_per_example=3, name="rows")
-    maps = layers.dropout(tf.reshape(rows, [-1, 3, 3]), 0.25, training, noise_shape=[None, 1, None])
-    hidden = tf.reshape(maps, [-1, 9])
-    if training:
-        hidden += 0.1 * layers.random_normal(tf.shape(hidden), dtype=hidden.dtype)
-        hidden *= layers.random_uniform([tf.shape(hidden)[0], 1], 0.5, 1.5, hidden.dtype)
-    with v1.variable_scope("logits"):
-        return layers.affine(hidden, 3)
-
-
-def noisy_loss(logits, labels):
-    noise = layers.random_uniform(tf.shape(logits), -0.1, 0.1, logits.dtype)
-    return tower_train.softmax_cross_entropy(logits + noise, labels)
-
-
-WORKLOAD = tower_train.Workload("drawing", lambda request: examples(), drawing_network, noisy_loss)
-
-
 class TestNumbers:
     @pytest.mark.parametrize("count", [1, 4, 10])
     def test_are_those_of_philox(self, count):
@@ -134,21 +110,20 @@ class TestDropout:
 
 
 class TestTowers:
-    def test_match_one_tower(self):
-        options = dict(dtype="float64", optimizer="momentum", learning_rate=0.05, ema=0.9, seed=5)
-        cut = dict(num_gpus=2, batch_size=2, accumulate_steps=2, variable_update="mirrored")
-        many, one = (trainings.train(WORKLOAD, examples(), 12, **options, **each) for each in (cut, dict(batch_size=8)))
-        trainings.assert_same(many, one)
-
     def test_draw_by_the_seed_and_the_position_in_the_stream(self):
-        """Of a network whose loss is the mean of what is drawn; 40 examples an epoch."""
+        """Of a network and a loss whose mean is of what is drawn; 40 examples an epoch."""
 
         def network(features, training):
             return layers.random_uniform(tf.shape(features)) + 0 * v1.get_variable("unused", [])
 
-        workload = tower_train.Workload("drawn", None, network, lambda outputs, labels: tf.reduce_mean(outputs))
-        losses, _ = trainings.train(workload, examples(), 10, batch_size=10, num_gpus=2, seed=5)
-        drawn = expected("5 layer random_uniform 0", range(200), 6).reshape(10, -1)
+        def loss(outputs, labels):
+            return tf.reduce_mean(outputs * layers.random_uniform(tf.shape(outputs)))
+
+        workload = tower_train.Workload("drawn", None, network, loss)
+        cut = dict(batch_size=5, num_gpus=2, accumulate_steps=2, variable_update="mirrored")
+        losses, _ = trainings.train(workload, examples(), 10, seed=5, **cut)
+        first, second = (expected(f"5 layer random_uniform {i}", range(200), 6) for i in range(2))
+        drawn = (first * second).reshape(10, -1)
         np.testing.assert_allclose(losses, drawn.mean(axis=1, dtype=np.float64), rtol=1e-6)
 
     @pytest.mark.parametrize(("num_towers", "tower_batch"), [(1, 40), (3, 4)])

@@ -142,10 +142,13 @@ def test_a_network_that_breaks_a_rule_is_one_line(network, options, words, own_t
     assert "\n" not in str(raised.value)
 
 
-def test_what_is_traced_once_is_allowed_in_one_tower():
+def test_what_is_traced_once_in_one_tower_and_stateless_numbers_are_allowed():
+    def network(features, training):
+        projection = tf.random.stateless_normal([4, 4], [1, 2], dtype=features.dtype)
+        return dropped(weights(features @ projection, initializer=v1.truncated_normal_initializer()))
+
     dropped = traced()
-    workload = dataclasses.replace(TOY, inference=lambda features, training: dropped(weights(features)))
-    trainings.train(workload, EXAMPLES, 0)
+    trainings.train(dataclasses.replace(TOY, inference=network), EXAMPLES, 0)
 
 
 def with_labels(labels, **fields):
