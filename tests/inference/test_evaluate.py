@@ -8,6 +8,7 @@ import small_disk
 import toy_workload
 
 from tower_train import evaluate
+from tower_train.inference import report
 
 
 @pytest.mark.parametrize(("word", "weights"), [("--raw=False", "moving averages"), ("--raw", "raw weights")])
@@ -27,6 +28,15 @@ def test_it_prints_the_metrics_and_a_confusion_matrix(word, weights, command, ru
     assert [line.split() for line in lines[-4:]] == [[*names], *rows]
     assert sum(map(sum, table)) == 50
     assert metric["mean"] == pytest.approx(sum(table[i][i] for i in range(3)) / 50)
+
+
+def test_a_confusion_matrix_of_long_names_has_columns_by_number():
+    _, columns, *rows = report.confusion_lines([[1, 0], [2, 3]], ("a" * 70, "b" * 70))
+    assert [line.split() for line in (columns, *rows)] == [
+        ["0", "1"],
+        ["a" * 70, "0", "1", "0"],
+        ["b" * 70, "1", "2", "3"],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import pytest
 import sine_workload
 import tensorflow as tf
 
-from tower_train import DataRequest, Examples, Workload, evaluate, export, predict, train
+from tower_train import DataRequest, Examples, Workload, errors, evaluate, export, predict, train
 from tower_train.config import ExportOptions
-from tower_train.inference import saved_model
+from tower_train.inference import example_files, saved_model
 
 v1 = tf.compat.v1
 X = np.linspace(-3, 3, 300, dtype=np.float32)[:, np.newaxis]
@@ -101,6 +101,10 @@ def test_features_and_outputs_of_several_tensors_keep_their_names(tmp_path, comm
     served = tf.saved_model.load(str(folder)).signatures["serving_default"]
     found = served(a=tf.constant([5], tf.int64), b=tf.constant([[1.0, 2.0]]))
     assert {name: float(value[0]) for name, value in found.items()} == {"sum": 8.0, "twice": 16.0}
+    with pytest.raises(
+        errors.DataError, match="x.npy: holds one array without a name; an example of this run has b, a"
+    ):
+        list(example_files.batches("x.npy", {None: X}, None, {"b": None, "a": None}))
 
 
 def test_a_direction_of_no_metric_is_refused(tmp_path):
