@@ -85,29 +85,21 @@ print(*trainings.train(Workload("one", None, None, inference_for=inference_for),
     assert found.returncode == 0 and "center" in found.stdout, found.stderr
 
 
-def test_nothing_is_computed_to_evaluate_export_or_resume(workload, calls, tmp_path):
-    """And the SavedModel holds no Python function."""
-    options = jobs.TOY | dict(save_every_steps=5, eval_every_steps=5, train_dir=str(tmp_path / "run"))
-    tower_train.train(workload, Config(max_steps=5, **options))
-    before = jobs.variables(tmp_path / "run")["center"]
-    tower_train.train(workload, Config(max_steps=6, **(options | dict(learning_rate=1e-30))))
-    np.testing.assert_array_equal(jobs.variables(tmp_path / "run")["center"], before)
+def test_what_a_checkpoint_lacks_begins_with_it_and_nothing_is_computed_to_resume_evaluate_or_export(
+    workload, calls, tmp_path
+):
+    """The rest is restored, and the SavedModel holds no Python function."""
+    options = jobs.TOY | dict(train_dir=str(tmp_path / "run"), override=True, learning_rate=1e-30)
+    tower_train.train(dataclasses.replace(toy_workload.WORKLOAD, name="centred"), Config(max_steps=5, **options))
+    before = jobs.variables(tmp_path / "run")
+    assert not calls
+    for steps in (6, 7):
+        tower_train.train(workload, Config(max_steps=steps, eval_every_steps=1, **options))
+    after, (features, _) = jobs.variables(tmp_path / "run"), element_workloads.arrays("train")
+    np.testing.assert_array_equal(after["center"], features[:COUNT].mean(axis=0))
+    np.testing.assert_array_equal(after["hidden/weights"], before["hidden/weights"])
     [found] = tower_train.evaluate_run(EvaluateOptions(train_dir=options["train_dir"]), workload)
-    assert found.step == 6
+    assert found.step == 7
     saved_model.export(ExportOptions(train_dir=options["train_dir"]), tmp_path / "model", workload)
     assert len(calls) == 1
     assert b"PyFunc" not in (tmp_path / "model" / "saved_model.pb").read_bytes()
-
-
-def test_what_a_checkpoint_lacks_begins_with_it(workload, calls, tmp_path):
-    """Only that: the rest is restored."""
-    options = jobs.TOY | dict(train_dir=str(tmp_path), override=True, learning_rate=1e-30)
-    plain = dataclasses.replace(toy_workload.WORKLOAD, name="centred")
-    tower_train.train(plain, Config(max_steps=5, **options))
-    before = jobs.variables(tmp_path)
-    assert not calls
-    tower_train.train(workload, Config(max_steps=6, **options))
-    assert len(calls) == 1
-    after, (features, _) = jobs.variables(tmp_path), element_workloads.arrays("train")
-    np.testing.assert_array_equal(after["center"], features[:COUNT].mean(axis=0))
-    np.testing.assert_array_equal(after["hidden/weights"], before["hidden/weights"])

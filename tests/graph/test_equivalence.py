@@ -4,7 +4,6 @@ That program has no towers, and none of the trainer's mathematics; its images ar
 """
 
 import numpy as np
-import plain_convnet
 import tensorflow as tf
 import trainings
 
@@ -50,6 +49,30 @@ def read_batches(examples):
         return [session.run(source.batches[0]) for _ in range(STEPS)]
 
 
+def plain_network(images, variables):
+    """The reference network's logits by the tutorial's operations in the tutorial's order."""
+
+    def convolution(maps, layer):
+        sums = tf.nn.conv2d(maps, variables[f"{layer}/weights"], 1, "SAME")
+        return tf.nn.relu(tf.nn.bias_add(sums, variables[f"{layer}/biases"]))
+
+    def max_pool(maps):
+        return tf.nn.max_pool2d(maps, 3, 2, "SAME")
+
+    def normalization(maps):
+        squares = tf.pad(tf.square(maps), [(0, 0)] * 3 + [(4, 4)])
+        energy = tf.add_n([squares[..., k : k + maps.shape[-1]] for k in range(9)])
+        return maps * (1 + 0.001 / 9 * energy) ** -0.75
+
+    def affine(rows, layer):
+        return tf.matmul(rows, variables[f"{layer}/weights"]) + variables[f"{layer}/biases"]
+
+    x = convolution(normalization(max_pool(convolution(images, "conv1"))), "conv2")
+    x = tf.reshape(max_pool(normalization(x)), [-1, 2304])
+    x = tf.nn.relu(affine(tf.nn.relu(affine(x, "local3")), "local4"))
+    return affine(x, "softmax_linear")
+
+
 def train_plainly(initial, batches):
     """Momentum and moving averages written out as assignments; batches: as of read_batches. In float64."""
     with tf.Graph().as_default(), v1.Session() as session:
@@ -59,7 +82,7 @@ def train_plainly(initial, batches):
         accumulators = {name: tf.Variable(np.zeros(value.shape)) for name, value in initial.items()}
         averages = {name: tf.Variable(np.float64(value)) for name, value in initial.items()}
 
-        logits = plain_convnet.activations(images, weights)["softmax_linear"]
+        logits = plain_network(images, weights)
         right = tf.one_hot(labels, 10, dtype=tf.float64)
         cross_entropy = -tf.reduce_mean(tf.reduce_sum(right * tf.nn.log_softmax(logits), axis=1))
         decayed = [weights["local3/weights"], weights["local4/weights"]]

@@ -1,4 +1,4 @@
-"""Evaluation counts every test example once, on the weights it says, whatever the batches and towers."""
+"""Evaluation counts every test example once, on the weights it says, whatever the batches and towers; its command."""
 
 import contextlib
 import dataclasses
@@ -10,10 +10,12 @@ import element_workloads
 import jobs
 import numpy as np
 import pytest
+import small_disk
 import tensorflow as tf
 import toy_workload
 
 from tower_train import Config, EvaluateOptions, errors, evaluate_run, train
+from tower_train import evaluate as evaluate_command
 from tower_train.inference import evaluator, report, saved_run
 from tower_train.run_dir import checkpoint, directory
 
@@ -124,29 +126,18 @@ def test_metrics_are_summed_in_float64_and_only_a_proportion_has_an_interval(run
     assert (late.low, late.high) == (None, None)
 
 
-def test_a_run_from_python_is_evaluated_with_its_workload_named(tmp_path):
-    workload = dataclasses.replace(toy_workload.WORKLOAD, examples=_renamed)
-    train(workload, Config(max_steps=2, batch_size=8, train_dir=str(tmp_path)))
+def test_a_run_from_python_is_evaluated_with_its_workload_named_and_on_other_data_where_asked_for(tmp_path):
+    def renamed(request):
+        return dataclasses.replace(toy_workload.load(request), name=f"{request.split} of {request.data_dir}")
+
+    workload = dataclasses.replace(toy_workload.WORKLOAD, examples=renamed)
+    train(workload, Config(max_steps=2, batch_size=8, train_dir=str(tmp_path), data_dir="/here"))
     with pytest.raises(errors.RunError, match="trained from Python.*--workload=MODULE"):
         evaluate(tmp_path)
-    assert evaluate(tmp_path, workload).data == "renamed test"
+    assert evaluate(tmp_path, workload).data == "test of /here"
+    assert evaluate(tmp_path, workload, data_dir="/elsewhere").data == "test of /elsewhere"
     [found] = evaluate_run(EvaluateOptions(train_dir=str(tmp_path), workload="toy_workload"))
     assert found.data == "toy test"
-
-
-def test_a_data_dir_takes_the_place_of_the_runs(run):
-    asked = []
-
-    def examples(request):
-        asked.append(request.data_dir)
-        return toy_workload.load(request)
-
-    evaluate(run, dataclasses.replace(toy_workload.WORKLOAD, examples=examples), data_dir="/elsewhere")
-    assert set(asked) == {"/elsewhere"}
-
-
-def _renamed(request):
-    return dataclasses.replace(toy_workload.load(request), name=f"renamed {request.split}")
 
 
 def test_labels_without_names_and_more_than_200_classes_have_no_confusion_matrix(run, tmp_path):
@@ -264,3 +255,68 @@ def test_a_warning_when_they_part_beyond_chance():
     errors_part = [found(mean, 1000, mode="min") for mean in (0.05, 0.2)]
     assert report.overfitting(*errors_part) and not report.overfitting(*reversed(errors_part))
     assert report.overfitting(found(0.95, 1000, mode=None), found(0.8, 1000, mode=None)) is None
+
+
+@pytest.mark.parametrize(("word", "weights"), [("--raw=False", "moving averages"), ("--raw", "raw weights")])
+def test_it_prints_the_metrics_and_a_confusion_matrix(word, weights, command, run):
+    status, stdout, stderr = command(evaluate_command, f"--train_dir={run}", "--workload=toy_workload", word)
+    assert (status, stderr) == (0, "")
+    found = jobs.read_json(run, "result.json")["evaluation"]
+    metric = found["metrics"]["precision @ 1"]
+    lines = stdout.splitlines()
+    assert lines[:2] == [
+        f"step 12: 50 examples of toy test, {weights}",
+        f"precision @ 1 = {metric['mean']:.3f} (95 % interval {metric['low']:.3f} to {metric['high']:.3f})",
+    ]
+    assert lines[-5] == "confusion matrix (row: true class, column: predicted class)"
+    table, names = found["confusion"], toy_workload.CLASSES
+    rows = [[name, *map(str, row)] for name, row in zip(names, table, strict=True)]
+    assert [line.split() for line in lines[-4:]] == [[*names], *rows]
+    assert sum(map(sum, table)) == 50
+    assert metric["mean"] == pytest.approx(sum(table[i][i] for i in range(3)) / 50)
+
+
+def test_a_confusion_matrix_of_long_names_has_columns_by_number():
+    _, columns, *rows = report.confusion_lines([[1, 0], [2, 3]], ("a" * 70, "b" * 70))
+    assert [line.split() for line in (columns, *rows)] == [
+        ["0", "1"],
+        ["a" * 70, "0", "1", "0"],
+        ["b" * 70, "1", "2", "3"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ([], "--train_dir is missing"),
+        (["--train_dir={none}"], "--train_dir={none} holds no run: run.json is missing"),
+        (["--train_dir={no_checkpoint}"], "--train_dir={no_checkpoint} holds no checkpoint yet"),
+        (["--train_dir={run}", "--workload=cifar10"], "{run} is a run of workload toy, not of cifar10"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_it_and_changes_nothing(words, part, refusal, run, tmp_path):
+    places = {"run": run, "none": tmp_path / "none", "no_checkpoint": tmp_path}
+    shutil.copy(run / "run.json", tmp_path)
+    before = jobs.contents(run)
+    assert part.format(**places) in refusal(evaluate_command, *(word.format(**places) for word in words))
+    assert jobs.contents(run) == before and not places["none"].exists()
+
+
+@pytest.fixture
+def read_only_run(run, tmp_path):
+    """A copy of a run in which nothing can be written."""
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("result.json", "eval"))
+    is_root = small_disk.can_mount(tmp_path / "disk")
+    small_disk.make_read_only(copy) if is_root else copy.chmod(0o500)
+    yield copy
+    small_disk.unmount(copy) if is_root else copy.chmod(0o700)
+
+
+def test_on_a_run_that_may_only_be_read_the_result_is_shown_and_said_not_to_be_kept(command, run, read_only_run):
+    _, expected, _ = command(evaluate_command, f"--train_dir={run}", "--workload=toy_workload")
+    status, stdout, stderr = command(evaluate_command, f"--train_dir={read_only_run}", "--workload=toy_workload")
+    assert (status, stdout) == (0, expected)
+    begins = f"tower_train: the evaluation of step 12 is shown, not kept: {read_only_run}/result.json cannot be written"
+    assert stderr.startswith(begins) and stderr.count("\n") == 1
+    assert not (read_only_run / "result.json").exists() and not (read_only_run / "eval").exists()
