@@ -8,8 +8,8 @@ import types
 from tower_train.fronts.tf_estimator import library  # isort: skip - makes it possible to import the library
 from tensorflow_estimator._api.v1.estimator import *  # noqa: F403
 
-from tower_train.fronts.tf_estimator import input_functions as inputs  # noqa: F401
 from tower_train.fronts.tf_estimator.from_keras import model_to_estimator  # noqa: F401
+from tower_train.fronts.tf_estimator.inputs import numpy_input_fn, pandas_input_fn
 from tower_train.fronts.tf_estimator.proof import check  # noqa: F401
 from tower_train.fronts.tf_estimator.run_config import RunConfig  # noqa: F401
 from tower_train.fronts.tf_estimator.tower_estimator import Estimator, on_towers
@@ -17,4 +17,5 @@ from tower_train.fronts.tf_estimator.workers import train_and_evaluate  # noqa: 
 
 globals().update(on_towers(library.api), Estimator=Estimator)
 experimental = types.SimpleNamespace(**vars(library.api.experimental) | on_towers(library.api.experimental))
+inputs = types.SimpleNamespace(numpy_input_fn=numpy_input_fn, pandas_input_fn=pandas_input_fn)
 get_default_session_config = library.run_config.get_default_session_config

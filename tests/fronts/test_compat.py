@@ -291,6 +291,21 @@ def test_a_session_is_opened_by_another_function_and_a_stop_withdrawn():
     assert not context.stop_requested
 
 
+def test_savers_refuse_a_value_of_another_shape(tmp_path):
+    for shape in ([2], [3]):
+        with tf.Graph().as_default(), v1.Session() as session:
+            variable = v1.get_variable("v", shape, initializer=v1.zeros_initializer())
+            if shape == [2]:
+                session.run(variable.initializer)
+                path = v1.train.Saver().save(session, str(tmp_path / "checkpoint"))
+                v1.train.Saver().restore(session, path)
+                continue
+            with pytest.raises(
+                tf.errors.InvalidArgumentError, match=r"\[2\] is not compatible .* \[3\]"
+            ):
+                v1.train.Saver().restore(session, path)
+
+
 def test_masks_and_logits_go_from_layers_to_losses():
     embedded = keras.layers.Embedding(3, 1, mask_zero=True)(np.array([[1, 0]]))
     np.testing.assert_array_equal(compat.attached(embedded)["_keras_mask"], [[True, False]])

@@ -6,7 +6,6 @@ import json
 import jobs
 import numpy as np
 import pytest
-import tensorflow as tf
 from regression import expected_weights, input_fn, make, weights_of
 
 from tower_train import errors
@@ -74,16 +73,3 @@ def test_an_evaluator_ends_once_it_has_evaluated_the_last_step_and_workers_evalu
     assert (event.step, event.value) == (3, pytest.approx(expected["loss"]))
     set_task(monkeypatch, {"worker": ["a:1", "b:1"]}, "worker", 1)
     assert make(tmp_path).evaluate(input_fn) == expected
-
-
-def test_device_fn_places_the_ops_of_one_tower(tmp_path):
-    placed = []
-
-    class Placed(tf_estimator.SessionRunHook):
-        def begin(self):
-            placed.append(tf.compat.v1.get_default_graph().get_operation_by_name("squared_error").device)
-
-    make(tmp_path, device_fn=lambda op: "/device:CPU:0").train(input_fn, hooks=[Placed()])
-    assert placed == ["/device:CPU:0"]
-    with pytest.raises(errors.ConfigError, match="device_fn places the ops of one tower, and there are 2"):
-        make(tmp_path, 2, device_fn=lambda op: "/cpu:0").train(input_fn)

@@ -20,6 +20,7 @@ from keras.src.trainers import data_adapters
 from tensorflow.python.eager import context
 from tensorflow.python.framework import random_seed as seeds_of_ops
 from tensorflow.python.ops import gen_random_ops
+from tensorflow.python.training.saving import saveable_object_util
 
 _LAYER_COUNTS = "object_name_uids"  # Keras' global attribute {prefix of a layer's name: how many there are}
 
@@ -408,6 +409,18 @@ def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
 def is_overridden(model: keras.Model, name: str) -> bool:
     """Returns whether a program defines one of keras.Model's methods anew."""
     return getattr(type(model), name) is not getattr(keras.Model, name)
+
+
+def check_restored_shapes() -> None:
+    """Makes savers in graphs refuse, as TensorFlow 1 did, a checkpoint's value of another shape than the variable's."""
+    restore = saveable_object_util.ResourceVariableSaveable.restore
+
+    def checked(self, restored_tensors, restored_shapes):
+        if restored_shapes is None and not tf.executing_eagerly():
+            restored_tensors = [tf.ensure_shape(restored_tensors[0], self._var_shape)]
+        return restore(self, restored_tensors, restored_shapes)
+
+    saveable_object_util.ResourceVariableSaveable.restore = checked
 
 
 def add_control_input(op: tf.Operation, before: tf.Operation) -> None:

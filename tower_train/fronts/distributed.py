@@ -155,12 +155,12 @@ class BroadcastGlobalVariablesHook(v1.train.SessionRunHook):
           cluster: the workers; by default those of tower_train.cluster.init().
         """
         self._root, self._cluster = root_rank, cluster or current()
-        self._broadcast, self._is_open = None, False
+        self.broadcast, self._is_open = None, False
 
     def begin(self):
         self._is_open = False
-        if self._broadcast is None or self._broadcast.graph is not v1.get_default_graph():
-            self._broadcast = broadcast_variables(v1.global_variables(), self._root, self._cluster)
+        if self.broadcast is None or self.broadcast.graph is not v1.get_default_graph():
+            self.broadcast = broadcast_variables(v1.global_variables(), self._root, self._cluster)
 
     def after_create_session(self, session, coord):
         if self._cluster.size == 1:
@@ -171,7 +171,7 @@ class BroadcastGlobalVariablesHook(v1.train.SessionRunHook):
         self._is_open = True
         _check_session(session, self._cluster)
         member.session_opened(session)
-        session.run(self._broadcast)
+        session.run(self.broadcast)
 
 
 def _check_session(session: v1.Session, cluster: Cluster) -> None:
@@ -185,7 +185,7 @@ def _check_session(session: v1.Session, cluster: Cluster) -> None:
 
 
 def broadcast_variables(
-    variables: Sequence[tf.Variable], root_rank: int = 0, cluster: Cluster | None = None
+    variables: Sequence[tf.Variable], root_rank: int = 0, cluster: Cluster | None = None, series: str = ""
 ) -> tf.Operation:
     """Makes an operation that copies worker root_rank's values of variables to all workers.
 
@@ -196,6 +196,7 @@ def broadcast_variables(
       variables: initialised in worker root_rank, of known shapes.
       root_rank: index of that worker.
       cluster: the workers; by default those of tower_train.cluster.init().
+      series: separates its messages from those of other graphs.
 
     Raises:
       GraphError: no such worker, a variable that cannot be broadcast, or no cluster yet.
@@ -206,7 +207,7 @@ def broadcast_variables(
         return tf.no_op("broadcast")
     meaning = {name_of(each): collectives.described(each.dtype.base_dtype, each.shape) for each in variables}
     with cluster.operations(meaning):
-        return collectives.broadcast_variables(variables, cluster.size, cluster.rank == root_rank)
+        return collectives.broadcast_variables(variables, cluster.size, cluster.rank == root_rank, series)
 
 
 def check_rank(root_rank: int, cluster: Cluster) -> None:

@@ -127,6 +127,7 @@ class Cluster:
 def init(
     num_gpus: int | None = None, gpus: tuple[int, ...] | None = None, worker_timeout_secs: float = 30.0,
     start_timeout_secs: float = 1800.0, stall_timeout_secs: float = 1800.0, task: Task | None = None,
+    placed: devices.Devices | None = None,
 ) -> Cluster:  # fmt: skip
     """Makes this process a worker of its cluster, and waits until all are there. To be called before anything else that
     uses a device; later calls return the same Cluster.
@@ -142,7 +143,7 @@ def init(
       start_timeout_secs: seconds to wait for workers that have not started.
       stall_timeout_secs: seconds that workers wait for another one's gradients before they end, after
         worker_timeout_secs more, and name it; 0: for ever.
-      task: this process's, if it has been found already.
+      task, placed: this process's task and devices, if they have been chosen already.
 
     Raises:
       ConfigError: TF_CONFIG or Slurm's variables contradict themselves, missing GPUs, or another version of TensorFlow
@@ -154,7 +155,7 @@ def init(
     if _current is None:
         leave_by_status()
         task = task or find_task(None, None)
-        placed = devices.place(_device_options(task, num_gpus, gpus), local=task.local)
+        placed = placed or devices.place(_device_options(task, num_gpus, gpus), local=task.local)
         policy = Policy(worker_timeout_secs, start_timeout_secs, next_step=_NEXT_STEP)
         _current = Cluster(task, placed, policy, stall_timeout_secs)
     return _current

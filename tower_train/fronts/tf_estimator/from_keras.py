@@ -1,7 +1,5 @@
 """model_to_estimator: an Estimator that trains a compiled Keras model."""
 
-import os
-
 import keras
 import numpy as np
 import tensorflow as tf
@@ -37,53 +35,18 @@ def model_to_estimator(
       of_keras_2: metric_names_map and export_outputs, for such models only.
 
     Raises:
-      ConfigError: there is not one model, or it is not compiled or cannot be loaded.
+      ConfigError: the model of Keras 3 is not compiled, or there are arguments for Keras 2.
     """
-    if (keras_model is None) == (keras_model_path is None):
-        raise errors.ConfigError("model_to_estimator: give either keras_model or keras_model_path.")
-    if isinstance(keras_model, library.keras_v2.Model):
-        return _of_keras_2(keras_model, None, custom_objects, model_dir, config, checkpoint_format, **of_keras_2)
+    model = keras_model
+    if model is None and keras_model_path is not None:
+        model = keras.models.load_model(keras_model_path, custom_objects)
+    if not isinstance(model, keras.Model):
+        return _of_keras_2(model, None, custom_objects, model_dir, config, checkpoint_format, **of_keras_2)
     if of_keras_2:
         raise errors.ConfigError(f"model_to_estimator: {', '.join(of_keras_2)} is for models of Keras 2 only.")
-    model = keras_model or _loaded(os.fspath(keras_model_path), custom_objects)
-    if not isinstance(model, keras.Model) or not model.compiled:
-        raise errors.ConfigError(
-            f"model_to_estimator: keras_model is {model!r:.100}; it must be a compiled Keras model. Call its compile() "
-            "first."
-        )
-    return _KerasEstimator(_KerasModelFn(model), model_dir, config)
-
-
-def _loaded(path: str, custom_objects: dict | None) -> keras.Model:
-    try:
-        return keras.models.load_model(path, custom_objects)
-    except (OSError, TypeError, ValueError) as error:
-        raise errors.ConfigError(
-            f"keras_model_path={path}: Keras cannot load it ({str(error).splitlines()[0]}). Give a file that "
-            "model.save() wrote, and custom_objects if it has classes or functions of yours."
-        ) from None
-
-
-class _KerasEstimator(Estimator):
-    """Exports the model's initial weights before it is trained."""
-
-    def _export_all_saved_models(
-        self, export_dir_base, input_receiver_fn_map, assets_extra=None, as_text=False, checkpoint_path=None, **kwargs
-    ):
-        path = checkpoint_path or self.latest_checkpoint() or self._save_initial_values()
-        return super()._export_all_saved_models(
-            export_dir_base, input_receiver_fn_map, assets_extra, as_text, path, **kwargs
-        )
-
-    def _save_initial_values(self) -> str:
-        """Writes a checkpoint of them, in a folder of model_dir as the library does; returns its path."""
-        proto = self._placed and self._session_config
-        os.makedirs(folder := os.path.join(self.model_dir, "keras"), exist_ok=True)
-        with tf.Graph().as_default(), v1.Session(config=proto) as session:
-            v1.train.create_global_step()
-            self._model_fn.make_variables()
-            session.run(v1.global_variables_initializer())
-            return v1.train.Saver().save(session, os.path.join(folder, "keras_model.ckpt"))
+    if not model.compiled:
+        raise errors.ConfigError("model_to_estimator: the model is not compiled. Call its compile() first.")
+    return Estimator(_KerasModelFn(model), model_dir, config)
 
 
 class _KerasModelFn:
@@ -102,7 +65,7 @@ class _KerasModelFn:
             [x] = x.values()  # its input has no name that a user would know
         if self._initial is None:
             self._initial = _built(model, x)
-        graphs, tower = self.make_variables(), captured.current()
+        graphs, tower = _in_graph(model.variables, self._initial), captured.current()
         before = [(v, tf.identity(graphs[id(v)])) for v in model.variables]
         outputs, added_losses, assigned = tower_call(model, before, x, training)
         predictions = outputs if isinstance(outputs, dict) else dict(
@@ -127,12 +90,6 @@ class _KerasModelFn:
         trained = [graphs[id(v)] for v in model.trainable_variables]
         train_op = self._optimizer.minimize(loss, v1.train.get_global_step(), trained)
         return library.api.EstimatorSpec(mode, predictions, loss, train_op)
-
-    def make_variables(self) -> dict:
-        """Makes the graph's variables; returns {id of the Keras variable: the graph's}."""
-        if self._initial is None:
-            raise errors.ConfigError("The model has no weights before its first batch. Build it, or train first.")
-        return _in_graph(self._model.variables, self._initial)
 
 
 def _output_names(model: keras.Model, outputs) -> list[str]:

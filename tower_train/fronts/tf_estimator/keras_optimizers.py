@@ -14,17 +14,10 @@ v1 = tf.compat.v1
 
 
 def copies_of(optimizer: keras.optimizers.Optimizer) -> Callable[[], keras.optimizers.Optimizer]:
-    """Returns a function that makes optimizers like this one, which stays as it is, in the default graph.
-
-    Keras numbers the names of all optimizers but a program's first: the copies, and so checkpoints, have no number.
-    """
+    """Returns a function that makes optimizers like this one, which stays as it is, in the default graph."""
     with compat.eager_mode():
-        serialized = keras.optimizers.serialize(optimizer)
-    described = serialized
-    while described:
-        described["config"]["name"] = re.sub(r"_\d+$", "", described["config"]["name"])
-        described = described["config"].get("inner_optimizer")  # of one that scales the loss
-    return lambda: keras.optimizers.deserialize(copy.deepcopy(serialized))  # it takes parts out
+        config = optimizer.get_config()
+    return lambda: type(optimizer).from_config(copy.deepcopy(config))  # it takes parts out
 
 
 class KerasOptimizer:
@@ -71,7 +64,8 @@ def _stored_in(weight: tf.Variable) -> keras.Variable:
 
 
 def _named_under(scope: str) -> Callable:
-    """Returns a variable creator with plain names: Keras' name scopes get meaningless numbers here."""
+    """Returns a variable creator with plain names, without the numbers that Keras gives to optimizers and scopes."""
+    scope = re.sub(r"_\d+$", "", scope)
 
     def create_named(create, **kwargs):
         with v1.name_scope(None):

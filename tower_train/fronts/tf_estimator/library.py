@@ -80,6 +80,7 @@ def _keras_2() -> Iterator[None]:
         sys.modules["tensorflow"] = original
 
 
+compat.check_restored_shapes()
 _put_in_place()
 with compat.replaced(deprecation, "deprecated", lambda *_, **__: lambda function: function), _keras_2():
     from tensorflow_estimator._api.v1 import estimator as api

@@ -1,7 +1,6 @@
 """RunConfig: the library's, with towers, and with clusters that have workers only."""
 
 import copy
-import numbers
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -10,7 +9,7 @@ from tower_train import errors
 from tower_train.config import Config
 from tower_train.fronts.tf_estimator import library
 
-_OF_TOWERS = ("num_gpus", "gpus", "worker_timeout_secs", "stall_timeout_secs")
+_OF_TOWERS = ("num_gpus", "gpus", "worker_timeout_secs")
 
 
 class RunConfig(library.run_config.RunConfig):
@@ -21,27 +20,23 @@ class RunConfig(library.run_config.RunConfig):
       num_gpus: towers that train; None for one.
       gpus: the ids of the GPUs that carry them, instead of num_gpus.
       worker_timeout_secs: seconds without a heartbeat after which another worker counts as missing.
-      stall_timeout_secs: with several workers, seconds without the end of a step after which to report what is waited
-        for; worker_timeout_secs later all leave; 0 for never.
 
     Raises:
-      ConfigError: values out of range, or that exclude each other.
+      ConfigError: values that exclude each other.
       ValueError, TypeError: as of the library.
     """
 
     def __init__(
         self, *args, num_gpus: int | None = None, gpus: Sequence[int] | None = None,
-        worker_timeout_secs: float = Config.worker_timeout_secs, stall_timeout_secs: float = 1800.0, **kwargs,
+        worker_timeout_secs: float = Config.worker_timeout_secs, **kwargs,
     ):  # fmt: skip
-        self._num_gpus, self._gpus = num_gpus, gpus
-        self._worker_timeout_secs, self._stall_timeout_secs = worker_timeout_secs, stall_timeout_secs
+        self._num_gpus, self._gpus, self._worker_timeout_secs = num_gpus, gpus, worker_timeout_secs
         super().__init__(*args, **kwargs)
         self._validate_towers()
 
     num_gpus = property(lambda self: self._num_gpus, doc="The number of towers; None if not given.")
     gpus = property(lambda self: self._gpus, doc="The ids of the towers' GPUs; None if not given.")
     worker_timeout_secs = property(lambda self: self._worker_timeout_secs)
-    stall_timeout_secs = property(lambda self: self._stall_timeout_secs)
 
     @property
     def towers(self) -> int | Sequence[int]:
@@ -64,10 +59,6 @@ class RunConfig(library.run_config.RunConfig):
         values = [name for name in ("train_distribute", "num_gpus", "gpus") if getattr(self, name) is not None]
         if len(values) > 1:
             raise errors.ConfigError(f"RunConfig: {' and '.join(values)} both say what trains. Give one of them.")
-        for name, allowed in (("worker_timeout_secs", "above 0"), ("stall_timeout_secs", "0 or more")):
-            value = getattr(self, name)
-            if not isinstance(value, numbers.Real) or value < 0 or (value == 0 and allowed == "above 0"):
-                raise errors.ConfigError(f"RunConfig: {name}={value!r}; it must be a number of seconds, {allowed}.")
 
     def _init_distributed_setting_from_environment_var(self, tf_config: dict) -> None:
         """Reads TF_CONFIG. Jobs without tasks are left out; the first of workers without a chief is the chief."""

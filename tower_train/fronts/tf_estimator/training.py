@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.cluster.membership import Membership
 from tower_train.fronts import compat
+from tower_train.fronts.program import Cluster
 from tower_train.fronts.tf_estimator.captured import Captured, assign
 from tower_train.fronts.tf_estimator.inputs import Batches
 from tower_train.fronts.tf_estimator.library import api
@@ -32,13 +32,13 @@ class Training(v1.train.SessionRunHook):
 
     Args:
       placed: this worker's devices.
-      member: this process among the workers; None for an update that `train` does not do.
-      steps, max_steps: of `train`.
+      cluster: of several workers.
 
     Attributes:
       worker, num_towers: the index of this worker, and the number of all workers' towers.
       all_reduce: averages between workers.
       batches: of several towers.
+      name: separates its messages.
       finite: as of gradients.update_if_finite; None if a single tower updates its variables without an optimizer of
         TensorFlow's.
       checked: names of its columns.
@@ -48,14 +48,11 @@ class Training(v1.train.SessionRunHook):
     finite: tf.Tensor | None = None
     checked: tuple[str, ...] = ()
 
-    def __init__(
-        self, placed: Devices, member: Membership | None = None, steps: int | None = None, max_steps: int | None = None
-    ):
-        self.member, self.steps, self.max_steps = member, steps, max_steps
-        self.worker, workers = placed.worker if member else 0, placed.num_workers
-        self.num_towers = len(placed.towers) * workers
-        name = f"training {next(_trainings) if workers > 1 else 0}"
-        self.all_reduce = AllReduce((HOST,), "collective" if workers > 1 else "add_n", num_workers=workers, name=name)
+    def __init__(self, placed: Devices, cluster: Cluster | None = None):
+        self.cluster, self.worker, workers = cluster, cluster.rank if cluster else 0, cluster.size if cluster else 1
+        self.num_towers, self.name = len(placed.towers) * workers, f"training {next(_trainings) if cluster else 0}"
+        kind = "collective" if cluster else "add_n"
+        self.all_reduce = AllReduce((HOST,), kind, num_workers=workers, name=self.name)
 
     def before_run(self, run_context):
         return v1.train.SessionRunArgs(None if self.finite is None else [self.finite, v1.train.get_global_step()])
