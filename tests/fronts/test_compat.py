@@ -25,7 +25,7 @@ PRIVATE = re.compile(
 
 OF_LIBRARY = {"estimator.py"} | {
     f"fronts/tf_estimator/{name}.py"
-    for name in ("from_keras", "inputs", "library", "proof", "run_config", "tower_estimator", "workers")
+    for name in ("from_keras", "inputs", "library", "proof", "tower_estimator", "workers")
 }
 BELOW = {  # modules under the room that touch a private name, and where that is tested
     "bench/breakdown.py": "tests/bench/test_breakdown.py",
@@ -300,9 +300,7 @@ def test_savers_refuse_a_value_of_another_shape(tmp_path):
                 path = v1.train.Saver().save(session, str(tmp_path / "checkpoint"))
                 v1.train.Saver().restore(session, path)
                 continue
-            with pytest.raises(
-                tf.errors.InvalidArgumentError, match=r"\[2\] is not compatible .* \[3\]"
-            ):
+            with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[2\] is not compatible .* \[3\]"):
                 v1.train.Saver().restore(session, path)
 
 

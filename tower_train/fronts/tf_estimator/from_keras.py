@@ -1,4 +1,8 @@
-"""model_to_estimator: an Estimator that trains a compiled Keras model."""
+"""model_to_estimator: an Estimator that trains a compiled Keras model; Keras optimizers in Estimators' graphs."""
+
+import copy
+import re
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -8,8 +12,6 @@ from tower_train import errors
 from tower_train.fronts import compat, keras_variables
 from tower_train.fronts.lockstep.tower_call import tower_call
 from tower_train.fronts.tf_estimator import captured, library
-from tower_train.fronts.tf_estimator.keras_optimizers import KerasOptimizer, copies_of
-from tower_train.fronts.tf_estimator.run_config import RunConfig
 from tower_train.fronts.tf_estimator.tower_estimator import Estimator
 
 v1 = tf.compat.v1
@@ -18,7 +20,7 @@ _of_keras_2 = library.keras_lib.model_to_estimator
 
 def model_to_estimator(
     keras_model: keras.Model | None = None, keras_model_path=None, custom_objects: dict | None = None, model_dir=None,
-    config: RunConfig | None = None, checkpoint_format: str = "saver", **of_keras_2,
+    config: library.run_config.RunConfig | None = None, checkpoint_format: str = "saver", **of_keras_2,
 ) -> Estimator:  # fmt: skip
     """Makes an Estimator that trains a Keras model with its compiled losses, metrics and optimizer.
 
@@ -26,13 +28,9 @@ def model_to_estimator(
     the first batch. Features named just "features" and "sample_weights" are the model's inputs and the examples'
     weights. A model of Keras 2 (tf_keras) is the library's: its optimizer is one of tf_keras.optimizers.legacy.
 
-    Args:
-      keras_model: a compiled model.
-      keras_model_path: a file of a model saved by Keras, instead.
-      custom_objects: {name: class or function} that the file needs.
-      model_dir, config: as for Estimator.
-      checkpoint_format: accepted; the checkpoints of models of Keras 3 have variables' names, as with "saver".
-      of_keras_2: metric_names_map and export_outputs, for such models only.
+    keras_model_path is a file of a model saved by Keras, whose classes and functions custom_objects names. Checkpoints
+    of models of Keras 3 have variables' names, whatever checkpoint_format. metric_names_map and export_outputs are for
+    Keras 2.
 
     Raises:
       ConfigError: the model of Keras 3 is not compiled, or there are arguments for Keras 2.
@@ -121,14 +119,7 @@ def _built(model: keras.Model, x) -> dict[int, np.ndarray]:
 def _in_graph(variables: list[keras.Variable], initial: dict, collections: list[str] | None = None, under="") -> dict:
     """Makes a graph variable for each Keras variable, with its name or, if that is taken, a similar one.
 
-    Args:
-      variables: the Keras variables.
-      initial: {id of the Keras variable: value}; others begin with 0.
-      collections: of the graph's variables; None for the usual ones.
-      under: begins the names.
-
-    Returns:
-      {id of the Keras variable: the graph's}.
+    initial: {id of the Keras variable: value}; others begin with 0. Returns {id of the Keras variable: the graph's}.
     """
     made, names = {}, set()
     for v in variables:
@@ -142,3 +133,74 @@ def _in_graph(variables: list[keras.Variable], initial: dict, collections: list[
                 name, v.shape, v.dtype, initializer, trainable=v.trainable, collections=collections
             )
     return made
+
+
+def copies_of(optimizer: keras.optimizers.Optimizer) -> Callable[[], keras.optimizers.Optimizer]:
+    """Returns a function that makes optimizers like this one, which stays as it is, in the default graph."""
+    with compat.eager_mode():
+        config = optimizer.get_config()
+    return lambda: type(optimizer).from_config(copy.deepcopy(config))  # it takes parts out
+
+
+class KerasOptimizer:
+    """A Keras optimizer with the interface of tf.compat.v1.train's, for use in a model_fn.
+
+    `make` returns the Keras optimizer, of the default graph; it is called once per training graph.
+    """
+
+    def __init__(self, make: Callable[[], keras.optimizers.Optimizer]):
+        self._make = make
+        self._optimizer: keras.optimizers.Optimizer | None = None  # of the graph that is being built
+
+    def minimize(self, loss: tf.Tensor, global_step=None, var_list: list[tf.Variable] | None = None) -> tf.Operation:
+        """Returns the op that does a step."""
+        weights = var_list or v1.trainable_variables()
+        variables = {weight.ref(): _stored_in(weight) for weight in weights}
+        if captured.current().is_first:  # its optimizer is all towers'
+            self._optimizer = self._make()
+            # Initial values wait for nothing.
+            with tf.control_dependencies(None), tf.variable_creator_scope(_named_under(self._optimizer.name)):
+                self._optimizer.build(list(variables.values()))
+        optimizer = self._optimizer or self._make()  # a canned Estimator has one of its own in each tower
+        grads = v1.gradients(optimizer.scale_loss(loss), weights)
+
+        def apply(mean_grads):
+            trained = [variables[weight.ref()] for _, weight in mean_grads]
+
+            def update(*grads):
+                optimizer.apply(grads, trained)
+                return tf.constant(0) if global_step is None else global_step.assign_add(1)
+
+            # Within a function TensorFlow keeps the order of Keras' assignments.
+            return tf.function(update, autograph=False)(*[grad for grad, _ in mean_grads])
+
+        scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        return captured.current().record(list(zip(grads, weights, strict=True)), apply, looks_itself=scales)
+
+
+def _stored_in(weight: tf.Variable) -> keras.Variable:
+    """Returns a Keras variable stored in this variable of the graph."""
+    with tf.variable_creator_scope(lambda create, **kwargs: weight):
+        return keras.Variable("zeros", weight.shape, weight.dtype.name, name=weight.op.name.replace("/", "_"))
+
+
+def _named_under(scope: str) -> Callable:
+    """Returns a variable creator with plain names, without the numbers that Keras gives to optimizers and scopes."""
+    scope = re.sub(r"_\d+$", "", scope)
+
+    def create_named(create, **kwargs):
+        with v1.name_scope(None):
+            return create(**(kwargs | {"name": f"{scope}/{kwargs['name']}"}))
+
+    return create_named
+
+
+def _for_canned(optimizer) -> KerasOptimizer | None:
+    """Returns the KerasOptimizer of a canned Estimator's optimizer, or None if that is not one of Keras."""
+    made = optimizer() if callable(optimizer) else optimizer
+    if not isinstance(made, keras.optimizers.Optimizer):
+        return None
+    return KerasOptimizer((lambda: made) if callable(optimizer) else copies_of(made))
+
+
+library.convert_optimizers(_for_canned)

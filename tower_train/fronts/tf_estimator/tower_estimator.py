@@ -10,7 +10,6 @@ from tensorflow.python.training import training as training_module
 from tower_train.fronts import compat, placement
 from tower_train.fronts.tf_estimator import captured, inputs, library, workers
 from tower_train.fronts.tf_estimator.model_fn_towers import build_towers
-from tower_train.fronts.tf_estimator.run_config import RunConfig
 from tower_train.fronts.tf_estimator.training import Training, train_step
 from tower_train.graph import devices
 
@@ -115,4 +114,4 @@ def on_towers(module: types.ModuleType) -> dict[str, type]:
 
 
 # Where the library makes its own, such as in add_metrics, it makes these.
-library.estimator.Estimator, library.run_config.RunConfig = Estimator, RunConfig
+library.estimator.Estimator, library.run_config.RunConfig = Estimator, workers.RunConfig

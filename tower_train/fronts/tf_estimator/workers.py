@@ -1,19 +1,75 @@
-"""The workers of a TF_CONFIG, including this process: their start, their sessions, their end."""
+"""RunConfig with its TF_CONFIG, and the workers there, including this process: their start, sessions and end."""
 
 import copy
+from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tower_train import console
+from tower_train import console, errors
 from tower_train.cluster.task import of_jobs
+from tower_train.config import Config
 from tower_train.fronts import compat, distributed, program
 from tower_train.fronts.tf_estimator import library
-from tower_train.fronts.tf_estimator.run_config import RunConfig
 from tower_train.fronts.tf_estimator.training import Training
 from tower_train.graph import devices
 from tower_train.graph.collectives import Keys
 
 v1 = tf.compat.v1
+
+
+class RunConfig(library.run_config.RunConfig):
+    """The settings of an Estimator's runs: the library's, and those of towers and workers.
+
+    Args:
+      args, kwargs: those of tf.estimator.RunConfig. The devices of a train_distribute strategy are those of the towers.
+      num_gpus: towers that train; None for one.
+      gpus: the ids of the GPUs that carry them, instead of num_gpus.
+      worker_timeout_secs: seconds without a heartbeat after which another worker counts as missing.
+    """
+
+    def __init__(
+        self, *args, num_gpus: int | None = None, gpus: Sequence[int] | None = None,
+        worker_timeout_secs: float = Config.worker_timeout_secs, **kwargs,
+    ):  # fmt: skip
+        self._num_gpus, self._gpus, self._worker_timeout_secs = num_gpus, gpus, worker_timeout_secs
+        super().__init__(*args, **kwargs)
+
+    num_gpus = property(lambda self: self._num_gpus)
+    gpus = property(lambda self: self._gpus)
+    worker_timeout_secs = property(lambda self: self._worker_timeout_secs)
+
+    @property
+    def towers(self) -> int | Sequence[int]:
+        """The number of towers that train, or the ids of their GPUs; ConfigError if two arguments say that."""
+        asked = {name: getattr(self, name) for name in ("train_distribute", "num_gpus", "gpus")}
+        asked = {name: value for name, value in asked.items() if value is not None}
+        if len(asked) > 1:
+            raise errors.ConfigError(f"RunConfig: {' and '.join(asked)} both say what trains. Give one of them.")
+        if self.train_distribute is None:
+            return next(iter(asked.values()), 1)
+        names = self.train_distribute.extended.worker_devices
+        strategys = [tf.DeviceSpec.from_string(name) for name in names]
+        return [device.device_index for device in strategys if device.device_type == "GPU"] or len(names)
+
+    def replace(self, **changes) -> "RunConfig":
+        allowed = [*library.run_config._DEFAULT_REPLACEABLE_LIST, "num_gpus", "gpus", "worker_timeout_secs"]
+        return self._replace(copy.deepcopy(self), allowed, **changes)
+
+    def _init_distributed_setting_from_environment_var(self, tf_config: dict) -> None:
+        """Reads TF_CONFIG. Jobs without tasks are left out; the first of workers without a chief is the chief."""
+        cluster = {job: hosts for job, hosts in (tf_config.get("cluster") or {}).items() if hosts}
+        task = tf_config.get("task") or {}
+        if "worker" not in cluster or cluster.keys() & {"chief", "master"} or not {"type", "index"} <= task.keys():
+            return super()._init_distributed_setting_from_environment_var(tf_config | {"cluster": cluster})
+        chief, *workers = cluster["worker"]
+        renamed = cluster | {"chief": [chief], "worker": workers}
+        renamed = {job: hosts for job, hosts in renamed.items() if hosts}
+        kind, index = task["type"], int(task["index"])
+        if kind == "worker" and index >= 0:
+            task = {"type": "worker", "index": index - 1} if index else {"type": "chief", "index": 0}
+        super()._init_distributed_setting_from_environment_var(tf_config | {"cluster": renamed, "task": task})
+        if kind != "evaluator":
+            self._cluster_spec, self._task_type, self._task_id = tf.train.ClusterSpec(cluster), kind, index
 
 
 def join(config: RunConfig, placed: devices.Devices) -> program.Cluster | None:
