@@ -42,7 +42,6 @@ class Captured:
 
     Attributes:
       tower, num_towers: its index among the towers of all workers, and their number.
-      is_first: whether it is this worker's first.
       updates: its calls of apply_gradients.
       assigned: the variables that Keras layers and metrics assign to (moving averages, seeds, sums), each with its new
         value. In a graph Keras does not do so itself.
@@ -50,7 +49,6 @@ class Captured:
 
     tower: int
     num_towers: int
-    is_first: bool
     updates: list[Update] = dataclasses.field(default_factory=list)
     assigned: list[tuple[tf.Variable, tf.Tensor]] = dataclasses.field(default_factory=list)
 
@@ -69,26 +67,20 @@ class Captured:
 
 
 @contextlib.contextmanager
-def capturing(tower: int, num_towers: int, is_first: bool) -> Iterator[Captured]:
-    """Keeps optimizers and Keras layers of this thread from changing variables within this block, which calls a
-    model_fn."""
-    captured = Captured(tower, num_towers, is_first)
+def capturing(tower: int, num_towers: int) -> Iterator[Captured]:
+    """Keeps optimizers and Keras layers from changing variables within this block, which calls a model_fn."""
+    captured = Captured(tower, num_towers)
     token = _current.set(captured)
 
     def capturing_calls(apply_gradients):
         def capture(optimizer, grads_and_vars, *args, **kwargs):
             pairs = list(grads_and_vars)
-            if not current():  # another thread's
-                return apply_gradients(optimizer, pairs, *args, **kwargs)
-            return current().record(pairs, lambda averaged: apply_gradients(optimizer, averaged, *args, **kwargs))
+            return captured.record(pairs, lambda averaged: apply_gradients(optimizer, averaged, *args, **kwargs))
 
         return capture
 
     def assign_later(assign, variable, value):
-        if current():
-            current().assigned.append((variable.value, tf.cast(value, variable.value.dtype)))
-        else:
-            assign(variable, value)
+        captured.assigned.append((variable.value, tf.cast(value, variable.value.dtype)))
 
     try:
         with contextlib.ExitStack() as stack:

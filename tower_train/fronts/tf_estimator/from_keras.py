@@ -62,7 +62,9 @@ class _KerasModelFn:
         if isinstance(x, dict) and len(x) == 1 and isinstance(model, keras.Sequential):
             [x] = x.values()  # its input has no name that a user would know
         if self._initial is None:
-            self._initial = _built(model, x)
+            with compat.eager_mode():  # its variables, for inputs like these
+                model(keras.tree.map_structure(lambda t: keras.KerasTensor(t.shape, t.dtype.name), x))
+            self._initial = _values(model)
         graphs, tower = _in_graph(model.variables, self._initial), captured.current()
         before = [(v, tf.identity(graphs[id(v)])) for v in model.variables]
         outputs, added_losses, assigned = tower_call(model, before, x, training)
@@ -109,13 +111,6 @@ def _values(model: keras.Model) -> dict[int, np.ndarray]:
         return {id(v): v.numpy() for v in model.variables}
 
 
-def _built(model: keras.Model, x) -> dict[int, np.ndarray]:
-    """Makes the model's variables, outside of the default graph, for inputs like these; returns their values."""
-    with compat.eager_mode():
-        model(keras.tree.map_structure(lambda t: keras.KerasTensor(t.shape, t.dtype.name), x))
-    return _values(model)
-
-
 def _in_graph(variables: list[keras.Variable], initial: dict, collections: list[str] | None = None, under="") -> dict:
     """Makes a graph variable for each Keras variable, with its name or, if that is taken, a similar one.
 
@@ -145,23 +140,19 @@ def copies_of(optimizer: keras.optimizers.Optimizer) -> Callable[[], keras.optim
 class KerasOptimizer:
     """A Keras optimizer with the interface of tf.compat.v1.train's, for use in a model_fn.
 
-    `make` returns the Keras optimizer, of the default graph; it is called once per training graph.
+    `make` returns the Keras optimizer, of the default graph; it is called once per tower.
     """
 
     def __init__(self, make: Callable[[], keras.optimizers.Optimizer]):
         self._make = make
-        self._optimizer: keras.optimizers.Optimizer | None = None  # of the graph that is being built
 
     def minimize(self, loss: tf.Tensor, global_step=None, var_list: list[tf.Variable] | None = None) -> tf.Operation:
-        """Returns the op that does a step."""
         weights = var_list or v1.trainable_variables()
         variables = {weight.ref(): _stored_in(weight) for weight in weights}
-        if captured.current().is_first:  # its optimizer is all towers'
-            self._optimizer = self._make()
-            # Initial values wait for nothing.
-            with tf.control_dependencies(None), tf.variable_creator_scope(_named_under(self._optimizer.name)):
-                self._optimizer.build(list(variables.values()))
-        optimizer = self._optimizer or self._make()  # a canned Estimator has one of its own in each tower
+        # Initial values wait for nothing.
+        with tf.control_dependencies(None), tf.variable_creator_scope(_plainly_named):
+            optimizer = self._make()
+            optimizer.build(list(variables.values()))
         grads = v1.gradients(optimizer.scale_loss(loss), weights)
 
         def apply(mean_grads):
@@ -184,15 +175,11 @@ def _stored_in(weight: tf.Variable) -> keras.Variable:
         return keras.Variable("zeros", weight.shape, weight.dtype.name, name=weight.op.name.replace("/", "_"))
 
 
-def _named_under(scope: str) -> Callable:
-    """Returns a variable creator with plain names, without the numbers that Keras gives to optimizers and scopes."""
-    scope = re.sub(r"_\d+$", "", scope)
-
-    def create_named(create, **kwargs):
-        with v1.name_scope(None):
-            return create(**(kwargs | {"name": f"{scope}/{kwargs['name']}"}))
-
-    return create_named
+def _plainly_named(create, **kwargs):
+    """Creates a variable of an optimizer, without the numbers that Keras gives to optimizers and scopes."""
+    scope = re.sub(r"(_\d+)+$", "", v1.get_default_graph().get_name_scope().rpartition("/")[2])
+    with v1.name_scope(None):
+        return create(**(kwargs | {"name": f"{scope}/{kwargs['name']}"}))
 
 
 def _for_canned(optimizer) -> KerasOptimizer | None:

@@ -38,9 +38,6 @@ def build_towers(
       training: of these towers.
       seed: of the initial values that Keras layers draw; None for another one each time.
 
-    Returns:
-      Over towers, the EstimatorSpec and the captured changes of variables.
-
     Raises:
       GraphError: a later tower would create another variable; the message names it.
     """
@@ -52,7 +49,7 @@ def build_towers(
             tf.device(device),
             compat.fresh_layer_names(),  # so that a checkpoint fits each graph of a model
             _python_seed(seed),
-            capturing(training.worker * len(devices) + i, num_towers, is_first=not i) as captured,
+            capturing(training.worker * len(devices) + i, num_towers) as captured,
             drawn_by_example(_cuts(features, captured), "model_fn", itertools.count(), lambda: bool(creating)) as draws,
             _shared_variables(i, created, creating, draws),
         ):

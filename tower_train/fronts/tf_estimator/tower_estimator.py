@@ -105,9 +105,8 @@ class Estimator(library.estimator.Estimator):
 
 def on_towers(module: types.ModuleType) -> dict[str, type]:
     """Returns {name: class} of the library's Estimators in a module, as classes whose Estimators train on towers."""
-    about = {"__module__": "tower_train.estimator"}
     return {
-        name: type(name, (Estimator, cls), about | {"__doc__": cls.__doc__})
+        name: type(name, (Estimator, cls), {"__doc__": cls.__doc__})
         for name, cls in vars(module).items()
         if isinstance(cls, type) and issubclass(cls, Estimator.__base__) and cls is not Estimator.__base__
     }

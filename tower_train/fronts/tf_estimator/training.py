@@ -72,13 +72,7 @@ class Training(v1.train.SessionRunHook):
 def train_step(specs: list[api.EstimatorSpec], captures: list[Captured], training: Training) -> api.EstimatorSpec:
     """Makes one update for all towers.
 
-    Args:
-      specs: from build_towers in mode TRAIN.
-      captures: from there too.
-      training: averages between workers, and gets what it has to look at.
-
-    Returns:
-      The first tower's, with the mean of all towers' losses, and the op that does a step of all towers.
+    Returns the first tower's spec, with the mean of all towers' losses, and the op that does a step of all towers.
 
     Raises:
       GraphError: towers that cannot be averaged.
@@ -146,17 +140,13 @@ def _of_known_shape(grad: tf.Tensor | tf.IndexedSlices, variable: tf.Variable) -
 
 def _assign_merged(captures: Sequence[Captured], all_reduce: AllReduce) -> tf.Operation:
     """Returns the op that assigns what the layers of all towers do: the mean over the towers of all workers to
-    floating-point variables such as moving averages, the first tower's value to others such as seeds.
-
-    Args:
-      captures: over this worker's towers.
-      all_reduce: averages between workers.
-    """
-    variables, merged = map(list, zip(*captures[0].assigned, strict=True)) if captures[0].assigned else ([], [])
-    floating = [i for i, variable in enumerate(variables) if variable.dtype.is_floating]
-    sums = [tf.add_n([captured.assigned[i][1] for captured in captures]) for i in floating]
-    shapes = [variables[i].shape for i in floating]
-    means = [tf.ensure_shape(total / len(captures), shape) for total, shape in zip(sums, shapes, strict=True)]
-    for i, mean in zip(floating, all_reduce.mean([means])[0], strict=True):
-        merged[i] = mean
-    return assign(zip(variables, merged, strict=True))
+    floating-point variables such as moving averages, the first tower's value to others such as seeds."""
+    of_towers = [
+        (variable, [c.assigned[i][1] for c in captures]) for i, (variable, _) in enumerate(captures[0].assigned)
+    ]
+    floating = {
+        i: tf.ensure_shape(tf.add_n(values) / len(captures), variable.shape)
+        for i, (variable, values) in enumerate(of_towers) if variable.dtype.is_floating
+    }  # fmt: skip
+    means = dict(zip(floating, all_reduce.mean([list(floating.values())])[0], strict=True))
+    return assign((variable, means.get(i, values[0])) for i, (variable, values) in enumerate(of_towers))

@@ -75,9 +75,7 @@ class RunConfig(library.run_config.RunConfig):
 def join(config: RunConfig, placed: devices.Devices) -> program.Cluster | None:
     """Makes this process a worker of the cluster in the config; None by itself.
 
-    Raises:
-      ConfigError: TF_CONFIG's cluster has tasks of other kinds.
-      RunError, WorkerError: as of program.init.
+    Raises the errors of of_jobs and program.init.
     """
     jobs = config.cluster_spec.as_dict()
     if sum(map(len, jobs.values())) <= 1:
@@ -93,10 +91,7 @@ def open_session(
 ) -> v1.train.MonitoredSession:
     """Opens the session of a training of several workers, which begins with the chief's values and last step.
 
-    Args:
-      training: the call of Estimator.train.
-      max_steps: its argument.
-      config, hooks, arguments: of v1.train.MonitoredTrainingSession.
+    config, hooks and arguments are those of v1.train.MonitoredTrainingSession.
     """
     cluster, towers = training.cluster, training.num_towers // training.cluster.size
     Keys.of(v1.get_default_graph()).meaning["num_gpus"] = str(towers)
@@ -172,14 +167,8 @@ def train_and_evaluate(estimator, train_spec, eval_spec) -> tuple:
     """Trains, evaluates checkpoints during training and the last one, and exports: the library's train_and_evaluate.
 
     A process by itself does all of that, as does a TF_CONFIG's master with its workers. A chief and its workers only
-    train; the task of type evaluator evaluates each new checkpoint, until it has evaluated one of max_steps.
-
-    Returns:
-      The last evaluation's result and the list of its exporters' results; (None, []) for a task of a cluster.
-
-    Raises:
-      ValueError, TypeError: as of the library.
-      UserError: as Estimator.train.
+    train; the task of type evaluator evaluates each new checkpoint, until it has evaluated one of max_steps. A task of
+    a cluster returns (None, []). Errors are those of the library and of Estimator.train.
     """
     with (
         compat.replaced(library.training, "_TrainingExecutor", _Executor),
