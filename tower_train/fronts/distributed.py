@@ -35,68 +35,41 @@ class DistributedOptimizer(v1.train.Optimizer):
 
     def __init__(
         self, optimizer: v1.train.Optimizer, name: str | None = None, dtype: tf.DType | None = None,
-        sparse_as_dense: bool = False, cluster: Cluster | None = None,
+        sparse_as_dense: bool = False,
     ):  # fmt: skip
-        """Wraps an optimizer.
+        """Wraps an optimizer; GraphError before tower_train.cluster.init().
 
         Args:
           optimizer: any of tf.compat.v1.train, such as MomentumOptimizer, or a MixedPrecisionLossScaleOptimizer, which
             may also be around this one.
           name: for its operations.
-          dtype: float16 or bfloat16 to send dense gradients in it; None for their own. Those of float16 and bfloat16
-            are sent as float32.
+          dtype: float16 or bfloat16 to send dense gradients in it; None for their own, or float32 for those of half of
+            its size.
           sparse_as_dense: make IndexedSlices dense. Otherwise the rows of all workers, of any numbers, are gathered.
-          cluster: the workers; by default those of tower_train.cluster.init().
-
-        Raises:
-          GraphError: not such an optimizer, or no cluster yet.
         """
-        if not isinstance(optimizer, v1.train.Optimizer):
-            raise errors.GraphError(
-                f"DistributedOptimizer got {type(optimizer).__name__}. It needs an optimizer of tf.compat.v1.train; "
-                "Keras models train on several machines with multi_gpu_model."
-            )
         super().__init__(use_locking=False, name=name or f"Distributed{type(optimizer).__name__}")
         self._optimizer, self._dtype, self._densify = optimizer, dtype, sparse_as_dense
-        self._cluster = cluster or current()
+        self._cluster = current()
 
     apply_gradients, get_slot, get_slot_names, variables = map(
         _of_optimizer, ("apply_gradients", "get_slot", "get_slot_names", "variables")
     )
 
     def compute_gradients(self, *args, **kwargs) -> GradientsAndVariables:
-        """Returns (mean over workers, variable) for each variable; None where the loss does not depend on it.
-
-        Args: those of the optimizer.
-        """
+        """Returns (mean over workers, variable) for each variable; None where the loss does not depend on it."""
         return self.average(self._optimizer.compute_gradients(*args, **kwargs))
 
     def average(self, grads_and_vars: GradientsAndVariables) -> GradientsAndVariables:
-        """Returns the means over workers of gradients as of compute_gradients, sparse ones with all rows.
-
-        All are averaged in any step that uses one.
-
-        Raises:
-          GraphError: outside of a graph; two variables of one name, or a gradient whose dtype cannot be averaged.
-        """
-        if tf.executing_eagerly():
-            raise errors.GraphError(
-                "Gradients are averaged over workers in a graph only. Build one: tf.Graph().as_default()"
-            )
-        pairs = [(name_of(variable), self._sent(grad, variable), variable) for grad, variable in grads_and_vars]
-        names = [name for name, *_ in pairs]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise errors.GraphError(
-                f"{twice[0]} is the name of two variables, which workers tell apart by their names."
-            )
+        """Returns the means over workers of gradients as of compute_gradients, sparse ones with all rows. All are
+        averaged in any step that uses one."""
         cluster, device = self._cluster, self._cluster.devices[0]
         if cluster.size == 1:
             return list(grads_and_vars)
+        pairs = [(name_of(variable), self._sent(grad, variable), variable) for grad, variable in grads_and_vars]
         meaning = {f"the gradient of {name}": _meaning(grad, variable) for name, grad, variable in pairs}
         with v1.name_scope("average_over_workers"), cluster.operations(meaning):
-            local = {
-                name: _identity(grad) for name, grad, _ in sorted(pairs, key=lambda pair: pair[0]) if grad is not None
-            }
+            ordered = sorted(pairs, key=lambda pair: pair[0])  # as in all workers
+            local = {name: _identity(grad) for name, grad, _ in ordered if grad is not None}
             arrived = _counted(cluster, 0, local.values())
             all_reduce = AllReduce(
                 [device], "collective", cluster.size, name=f"averaging {list(local)}", dtype=self._dtype
@@ -107,13 +80,9 @@ class DistributedOptimizer(v1.train.Optimizer):
         return [(by_name.get(name), variable) for name, _, variable in pairs]
 
     def _sent(self, grad: Gradient, variable: tf.Variable) -> Gradient:
-        """Returns the gradient as it is sent: a dense one of a static shape."""
         if grad is None or (isinstance(grad, tf.IndexedSlices) and not self._densify):
             return grad
-        grad = tf.convert_to_tensor(grad)
-        if not grad.dtype.is_floating:
-            raise errors.GraphError(f"The gradient of {name_of(variable)} is {grad.dtype.name}, which has no mean.")
-        return tf.ensure_shape(grad, variable.shape)
+        return tf.ensure_shape(tf.convert_to_tensor(grad), variable.shape)
 
 
 def _identity(grad: Gradient) -> Gradient:
@@ -146,21 +115,16 @@ class BroadcastGlobalVariablesHook(v1.train.SessionRunHook):
     MonitoredSession would.
     """
 
-    def __init__(self, root_rank: int = 0, device: str = "", cluster: Cluster | None = None):
-        """Chooses the source of the values.
-
-        Args:
-          root_rank: index of the worker that has them: the one that restores a checkpoint.
-          device: not used; Horovod's.
-          cluster: the workers; by default those of tower_train.cluster.init().
-        """
-        self._root, self._cluster = root_rank, cluster or current()
+    def __init__(self, root_rank: int = 0, device: str = ""):
+        """root_rank: the index of the worker that has the values, such as of a checkpoint. device: Horovod's, not
+        used."""
+        self._root, self._cluster = root_rank, current()
         self.broadcast, self._is_open = None, False
 
     def begin(self):
         self._is_open = False
         if self.broadcast is None or self.broadcast.graph is not v1.get_default_graph():
-            self.broadcast = broadcast_variables(v1.global_variables(), self._root, self._cluster)
+            self.broadcast = broadcast_variables(v1.global_variables(), self._root)
 
     def after_create_session(self, session, coord):
         if self._cluster.size == 1:
@@ -184,25 +148,19 @@ def _check_session(session: v1.Session, cluster: Cluster) -> None:
         )
 
 
-def broadcast_variables(
-    variables: Sequence[tf.Variable], root_rank: int = 0, cluster: Cluster | None = None, series: str = ""
-) -> tf.Operation:
+def broadcast_variables(variables: Sequence[tf.Variable], root_rank: int = 0, series: str = "") -> tf.Operation:
     """Makes an operation that copies worker root_rank's values of variables to all workers.
 
     All workers must run it. It ends all if a worker's variables, or its gradients that DistributedOptimizer averages,
     differ from the chief's in name, dtype or shape.
 
-    Args:
-      variables: initialised in worker root_rank, of known shapes.
-      root_rank: index of that worker.
-      cluster: the workers; by default those of tower_train.cluster.init().
-      series: separates its messages from those of other graphs.
+    The variables are of known shapes. series separates its messages from those of other graphs.
 
     Raises:
       GraphError: no such worker, a variable that cannot be broadcast, or no cluster yet.
     """
-    cluster = cluster or current()
-    check_rank(root_rank, cluster)
+    cluster = current()
+    check_rank(root_rank)
     if cluster.size == 1:
         return tf.no_op("broadcast")
     meaning = {name_of(each): collectives.described(each.dtype.base_dtype, each.shape) for each in variables}
@@ -210,7 +168,7 @@ def broadcast_variables(
         return collectives.broadcast_variables(variables, cluster.size, cluster.rank == root_rank, series)
 
 
-def check_rank(root_rank: int, cluster: Cluster) -> None:
-    """Raises GraphError for a number that is no worker's."""
-    if not 0 <= root_rank < cluster.size:
-        raise errors.GraphError(f"root_rank={root_rank}: there are workers 0 to {cluster.size - 1}. Choose one.")
+def check_rank(root_rank: int) -> None:
+    """Raises GraphError for a number that is no worker's: all would wait for it."""
+    if not 0 <= root_rank < current().size:
+        raise errors.GraphError(f"root_rank={root_rank}: there are workers 0 to {current().size - 1}. Choose one.")

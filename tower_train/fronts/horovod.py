@@ -17,18 +17,10 @@ __all__ = [
 v1 = tf.compat.v1
 
 Average, Sum, Adasum = "average", "sum", "Adasum"
-_WITHOUT_EFFECT = {  # arguments of Horovod's DistributedOptimizer
+_HOROVODS = (  # further arguments of its DistributedOptimizer, without effect, as the means are the same
     "use_locking", "device_dense", "device_sparse", "gradient_predivide_factor", "average_aggregated_gradients",
     "num_groups", "groups", "scale_local_gradients",
-}  # fmt: skip
-_REFUSED = {  # those with one value, and why
-    "backward_passes_per_step": (
-        1,
-        "each pass is a step here. Leave it out; a batch as large, or accumulated gradients given to "
-        "optimizer.average(), do the same.",
-    ),
-    "process_set": (None, "gradients are those of all workers. Leave it out."),
-}
+)  # fmt: skip
 
 
 class Compression:
@@ -55,24 +47,16 @@ def DistributedOptimizer(  # noqa: N802
     optimizer: v1.train.Optimizer, name: str | None = None, *, compression: tf.DType | None = Compression.none,
     sparse_as_dense: bool = False, op: str = Average, **horovods,
 ) -> distributed.DistributedOptimizer:  # fmt: skip
-    """Makes a tower_train.DistributedOptimizer from the arguments of Horovod 0.28.
-
-    Args:
-      optimizer, name, compression, sparse_as_dense: as there.
-      op: Average or Sum.
-      **horovods: the others, by name; most have no effect, as the means are the same.
-
-    Raises:
-      GraphError: another `op`, several backward passes per step, or a process set.
-      TypeError: no argument of Horovod's.
-    """
+    """Makes a tower_train.DistributedOptimizer from the arguments of Horovod 0.28; GraphError for another `op` than
+    Average and Sum, several backward passes, a process set or other arguments."""
     _check_op("DistributedOptimizer", op)
+    usual = {"backward_passes_per_step": 1, "process_set": None}
     for argument, value in horovods.items():
-        only, reason = _REFUSED.get(argument, (value, ""))
-        if value != only:
-            raise errors.GraphError(f"DistributedOptimizer({argument}={value!r}): {reason}")
-        if argument not in _WITHOUT_EFFECT | _REFUSED.keys():
-            raise TypeError(f"DistributedOptimizer() got an unexpected keyword argument {argument!r}")
+        if argument not in _HOROVODS and (argument not in usual or value != usual[argument]):
+            raise errors.GraphError(
+                f"DistributedOptimizer({argument}={value!r}) has no meaning here: each pass is a step of all workers. "
+                "Leave it out; a batch as large, or accumulated gradients given to optimizer.average(), do the same."
+            )
     kind = _SummingOptimizer if op == Sum else distributed.DistributedOptimizer
     return kind(optimizer, name, compression, sparse_as_dense)
 
@@ -101,16 +85,8 @@ def allreduce(
 ) -> tf.Tensor | tf.IndexedSlices:  # fmt: skip
     """Adds tensors of one shape and dtype over workers, or by default averages them. It has no gradient.
 
-    Args:
-      tensor: a number type; IndexedSlices are gathered.
-      average: False for the sum, as op=Sum.
-      device_dense, device_sparse: not used.
-      compression: a dtype to send it in.
-      op: Average or Sum.
-      name: identifies the operation in all workers; without it they must make such operations in the same order.
-
-    Returns:
-      The same in all workers. The mean of whole numbers is rounded towards zero.
+    IndexedSlices are gathered. average=False means op=Sum; compression is a dtype to send it in. Names are the same in
+    all workers; without them they must make such operations in one order. Means of whole numbers are rounded towards 0.
     """
     op = op or (Sum if average is False else Average)
     _check_op("allreduce", op)
@@ -130,13 +106,9 @@ def allreduce(
 def allgather(tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
     """Returns the rows of all workers, in their order. It has no gradient.
 
-    Args:
-      tensor: [rows, ...], with any number of rows in each worker; the rest of the shape is the same.
-      name: as for allreduce.
+    Each may have any number of rows [rows, ...]; the rest of the shape is the same. name: as for allreduce.
     """
     tensor = tf.convert_to_tensor(tensor)
-    if tensor.shape.rank == 0:
-        raise errors.GraphError(f"allgather got {tensor.name}, a scalar. It needs rows: give it tensor[tf.newaxis].")
     return _between_workers(
         "allgather", name, tensor, f"rows of {described(tensor.dtype, tensor.shape[1:])}",
         lambda value, size, name: collectives.gather([value], size, name)[0][0],
@@ -144,14 +116,9 @@ def allgather(tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
 
 
 def broadcast(tensor: tf.Tensor, root_rank: int, name: str | None = None) -> tf.Tensor:
-    """Returns worker root_rank's tensor in all workers. It has no gradient.
-
-    Args:
-      tensor: of a known shape, the same in all workers.
-      root_rank: index of the worker.
-      name: as for allreduce.
-    """
-    distributed.check_rank(root_rank, program.current())
+    """Returns worker root_rank's tensor, of a known shape that is the same in all workers, in all of them. It has no
+    gradient. name: as for allreduce."""
+    distributed.check_rank(root_rank)
     tensor = tf.convert_to_tensor(tensor)
     return _between_workers(
         "broadcast", name, tensor, f"{described(tensor.dtype, tensor.shape)} of worker {root_rank}",

@@ -34,8 +34,7 @@ class Cluster:
     """This process among the workers that train together.
 
     Attributes:
-      rank: this worker's index, from 0; worker 0 is the chief.
-      size: the number of workers.
+      rank, size: this worker's index, from 0, and the number of workers; worker 0 is the chief.
       local_rank, local_size: the same among the workers of this machine, those with one host name.
       is_chief: whether this worker logs and saves.
       target: the master for this worker's sessions: v1.train.MonitoredTrainingSession(master=cluster.target, ...).
@@ -73,27 +72,16 @@ class Cluster:
 
     @contextlib.contextmanager
     def operations(self, meaning: Mapping[str, str]) -> Iterator[None]:
-        """Makes operations between workers within this block, which run once all mean the same by their names.
-
-        Args:
-          meaning: {name of what is sent: its dtype and shape}.
-        """
+        """Makes operations between workers within this block, which run once all mean the same by their names: {name of
+        what is sent: its dtype and shape}."""
         keys = Keys.of(v1.get_default_graph())
         keys.meaning |= meaning
         with tf.device(self.device), tf.control_dependencies([keys.compared(self.membership.agreement.compare)]):
             yield
 
     def shutdown(self, error: BaseException | None = None) -> None:
-        """Leaves the cluster, for good: waits until all have ended, or tells them of an error.
-
-        A program need not call it: at its end Python does.
-
-        Args:
-          error: the reason if this worker ends early.
-
-        Raises:
-          WorkerError: a worker failed that this one had to wait for.
-        """
+        """Leaves the cluster, for good, as Python does at a program's end: waits until all have ended, which raises the
+        WorkerError of one that fails, or tells them of an error."""
         if not self._is_open:
             return
         self._is_open = False
@@ -145,11 +133,8 @@ def init(
         worker_timeout_secs more, and name it; 0: for ever.
       task, placed: this process's task and devices, if they have been chosen already.
 
-    Raises:
-      ConfigError: TF_CONFIG or Slurm's variables contradict themselves, missing GPUs, or another version of TensorFlow
-        or of this package than the chief's.
-      RunError: the worker's port cannot be had.
-      WorkerError: a worker does not start, or has failed.
+    Raises ConfigError if TF_CONFIG, Slurm's variables, GPUs or the versions of the chief contradict, RunError without
+    the worker's port, and WorkerError if a worker does not start, or has failed.
     """
     global _current
     if _current is None:

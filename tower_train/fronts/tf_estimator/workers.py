@@ -95,8 +95,8 @@ def open_session(
     """
     cluster, towers = training.cluster, training.num_towers // training.cluster.size
     Keys.of(v1.get_default_graph()).meaning["num_gpus"] = str(towers)
-    begin = distributed.BroadcastGlobalVariablesHook(cluster=cluster)
-    begin.broadcast = distributed.broadcast_variables(v1.global_variables(), cluster=cluster, series=training.name)
+    begin = distributed.BroadcastGlobalVariablesHook()
+    begin.broadcast = distributed.broadcast_variables(v1.global_variables(), series=training.name)
     if cluster.is_chief:
         console.notice(
             f"{cluster.size} workers train. A step takes {training.num_towers} batches, {towers} of each input_fn. Its "
