@@ -100,9 +100,6 @@ def test_what_a_model_fn_must_not_do(tmp_path):
         v1.get_variable(f"w{len(v1.trainable_variables())}", [])
         return model_fn(features, labels, mode, params)
 
-    def never_updated(features, labels, mode, params):
-        return model_fn(features, labels, mode, params)._replace(eval_metric_ops={"average": keras.metrics.Mean()})
-
     def updated_twice(features, labels, mode, params):
         mean = keras.metrics.Mean()
         mean.update_state(labels)
@@ -112,7 +109,6 @@ def test_what_a_model_fn_must_not_do(tmp_path):
     for fn, message in (
         (own_update, r"called apply_gradients .* \[0\] times"),
         (another_each_time, r"tower_1 would create the variable 'w\d'"),
-        (never_updated, "call update_state once in a model_fn"),
         (updated_twice, "call update_state once in a model_fn"),
     ):
         with pytest.raises((errors.GraphError, ValueError), match=message):
@@ -138,9 +134,7 @@ def with_keras_metrics(features, labels, mode, params):
     mean, error = keras.metrics.Mean(name="average"), keras.metrics.MeanAbsoluteError()
     mean.update_state(labels)
     error.update_state(labels[:, tf.newaxis], features["x"][:, :1])
-    per_batch = keras.metrics.Mean(name="per_batch")
-    per_batch.update_state(tf.reduce_mean(labels))  # its count does not depend on the input
-    metrics = {"average": mean, "error": error, "per_batch": per_batch}
+    metrics = {"average": mean, "error": error}
     return model_fn(features, labels, mode, params)._replace(eval_metric_ops=metrics)
 
 
@@ -150,7 +144,6 @@ def test_keras_metrics_are_over_all_batches_and_not_in_checkpoints(tmp_path):
         found = estimator.evaluate(lambda: input_fn(batch=20))
         assert found["average"] == pytest.approx(Y.mean(), abs=1e-6)
         assert found["error"] == pytest.approx(np.abs(Y - X[:, 0]).mean(), abs=1e-6)
-        assert found["per_batch"] == pytest.approx(np.mean([Y[:20].mean(), Y[20:40].mean(), Y[40:].mean()]), abs=1e-6)
     assert not [name for name in estimator.get_variable_names() if "average" in name or "error" in name]
 
 
@@ -159,9 +152,7 @@ def test_names_are_the_librarys_or_subclasses():
     assert vars(tf_estimator).keys() >= theirs.keys()
     for name in ("EstimatorSpec", "EvalSpec", "BestExporter", "WarmStartSettings", "BinaryClassHead"):
         assert getattr(tf_estimator, name) is theirs[name]
-    assert tf_estimator.experimental.stop_if_lower_hook is library.api.experimental.stop_if_lower_hook
     for cls in (tf_estimator.DNNClassifier, tf_estimator.experimental.KMeans):
         assert issubclass(cls, tf_estimator.Estimator)
-    assert issubclass(tf_estimator.DNNClassifier, library.api.DNNClassifier)
     assert library.estimator.Estimator is tf_estimator.Estimator  # where the library makes its own
     assert library.run_config.RunConfig is tf_estimator.RunConfig

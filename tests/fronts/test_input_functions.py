@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import regression
 import tensorflow as tf
 
 from tower_train import estimator as tf_estimator
@@ -52,10 +51,6 @@ def test_shuffled_epochs_hold_each_row_once_in_another_order():
     orders = {tuple(labels) for _, labels in epochs}
     assert len(orders) == 3 and {tuple(sorted(order)) for order in orders} == {tuple(x)}
     assert all(features["x"] == labels for features, labels in epochs)
-    with tf.Graph().as_default() as graph:
-        numpy_input_fn(x, None, shuffle=True)()
-        [shuffled] = [op for op in graph.get_operations() if op.type.startswith("Shuffle")]
-    assert shuffled.inputs[0].op.type == "RangeDataset"  # of indices: rows would be copied
 
 
 def test_forms_of_x_and_y_are_kept_and_mistakes_are_the_librarys():
@@ -65,13 +60,6 @@ def test_forms_of_x_and_y_are_kept_and_mistakes_are_the_librarys():
     for arguments in ((list(range(4)), None), ({"a": np.arange(4)}, np.arange(10))):
         with pytest.raises((TypeError, ValueError)):
             numpy_input_fn(*arguments, shuffle=False)
-
-
-def test_towers_train_on_its_batches(tmp_path):
-    x = {"x": regression.X}
-    input_fn = numpy_input_fn(x, regression.Y, regression.BATCH, num_epochs=None, shuffle=False, num_threads=4)
-    estimator = regression.make(tmp_path, 2).train(input_fn, steps=9)
-    np.testing.assert_allclose(regression.weights_of(estimator), regression.expected_weights(9, 2), atol=1e-12)
 
 
 def test_frames_give_their_columns_as_features_and_labels():

@@ -65,16 +65,6 @@ def test_training_equals_keras_fit_on_the_joined_batches(tmp_path):
     assert estimator.get_variable_value("adam/iteration") == 8
 
 
-def test_masked_sequences_with_sparse_gradients_equal_keras_fit(tmp_path):
-    keras.utils.set_random_seed(3)
-    model = keras.Sequential([keras.Input([4]), layers.Embedding(5, 3, mask_zero=True), layers.SimpleRNN(3)])
-    model.compile(loss="mse", optimizer=keras.optimizers.Adam(0.01), run_eagerly=True)
-    ids = rng.integers(0, 5, [24, 4])  # several of each in a batch
-    estimator = make(model, tmp_path, 2).train(dataset(ids, LABELS, 4))
-    model.fit(ids, LABELS, batch_size=8, shuffle=False, verbose=0)
-    assert_same_weights(estimator, model)
-
-
 def test_moving_averages_of_one_tower_and_metrics_are_keras_own_in_later_optimizers_of_a_program_too(tmp_path):
     keras.optimizers.SGD()  # Keras numbers the optimizers of a program
     model = compiled(network(normalized=True), keras.optimizers.SGD(0.01))
@@ -91,41 +81,27 @@ def test_moving_averages_of_one_tower_and_metrics_are_keras_own_in_later_optimiz
     np.testing.assert_allclose(predictions, model.predict(X, verbose=0), atol=1e-5)
 
 
-def test_inputs_and_outputs_have_the_names_of_the_models(tmp_path):
-    left, right = keras.Input([2], name="left"), keras.Input([2], name="right")
-    y = layers.Dense(1, name="y", kernel_initializer="ones")(left - 2 * right)
-    model = keras.Model([right, left], [y, layers.Identity(name="z")(left)])
-    model.compile(loss=["mse", None], optimizer="sgd", metrics=[["mae"], None])
-    values = {"left": np.ones([4, 2], np.float32), "right": np.full([4, 2], 3, np.float32)}
-    estimator = make(model, tmp_path, 2)
-    estimator.train(lambda: tf.data.Dataset.from_tensors((values, [[-10.0]] * 4)).repeat(), steps=1)
-    first = next(
-        estimator.predict(lambda: tf.data.Dataset.from_tensors(values), checkpoint_path=f"{tmp_path}/model.ckpt-0")
-    )
-    assert first["y"] == pytest.approx(-10) and list(first["z"]) == [1, 1]
-    with pytest.raises(ValueError, match='Missing data for input "right"'):
-        next(estimator.predict(lambda: tf.data.Dataset.from_tensors({"left": values["left"]})))
-
-
-def test_two_outputs_have_their_own_losses_and_metrics_of_one_kind(tmp_path):
+def test_two_inputs_and_outputs_have_their_names_losses_and_metrics_of_one_kind(tmp_path):
     keras.utils.set_random_seed(3)
-    image = keras.Input([5, 5, 1], name="image")
-    flat = layers.Flatten()(image)
-    model = keras.Model(image, [layers.Dense(3, activation="softmax", name="a")(flat), layers.Dense(1, name="b")(flat)])
+    image, more = keras.Input([5, 5, 1], name="image"), keras.Input([3], name="more")
+    flat = layers.Concatenate()([layers.Flatten()(image), more])
+    outputs = [layers.Dense(3, activation="softmax", name="a")(flat), layers.Dense(1, name="b")(flat)]
+    model = keras.Model([more, image], outputs)
     model.compile(
         "sgd", {"a": "categorical_crossentropy", "b": "mse"}, loss_weights={"a": 1.0, "b": 0.5},
         metrics={"a": ["mae"], "b": ["mae"]}, run_eagerly=True,
     )  # fmt: skip
-    labels = {"a": LABELS, "b": X[:, 0, 0]}
+    x, labels = {"image": X, "more": 2 * LABELS}, {"a": LABELS, "b": X[:, 0, 0]}
     estimator = make(model, tmp_path, 2)
     for given in (tuple(labels.values()), labels):  # before the training and after it
-        expected = model.evaluate(X, labels, batch_size=8, return_dict=True, verbose=0)
-        found = estimator.evaluate(dataset({"image": X}, given, 8))
+        expected = model.evaluate(x, labels, batch_size=8, return_dict=True, verbose=0)
+        found = estimator.evaluate(dataset(x, given, 8))
         del found["global_step"]
         assert found == pytest.approx(expected, rel=1e-4) and {"a_loss", "b_loss", "a_mae", "b_mae"} <= found.keys()
-        estimator.train(dataset({"image": X}, given, 4, epochs=2))
-        model.fit(X, labels, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        estimator.train(dataset(x, given, 4, epochs=2))
+        model.fit(x, labels, batch_size=8, epochs=2, shuffle=False, verbose=0)
         assert_same_weights(estimator, model)
+    assert next(estimator.predict(dataset(x, labels, 8))).keys() == {"a", "b"}
 
 
 class Subclassed(keras.Model):
