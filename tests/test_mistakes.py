@@ -4,13 +4,12 @@ import dataclasses
 import sys
 
 import jobs
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 import toy_workload
 
-from tower_train import Examples, Workload, errors, keras_network
+from tower_train import Examples, Workload, errors
 
 TOY = toy_workload.WORKLOAD
 LATE = np.where(np.arange(2000) == 1500, 7, np.arange(2000) % 3)  # a label beyond the examples that are looked at first
@@ -20,10 +19,6 @@ def late(request):
     """As a user's own reader gives them: the labels are not at hand."""
     features = np.ones([len(LATE), 4], np.float32)
     return Examples("late", len(LATE), lambda: lambda rows: (tf.gather(features, rows), tf.gather(LATE, rows)))
-
-
-def of_five():
-    return keras.Sequential([keras.Input([5]), keras.layers.Dense(3)])
 
 
 CASES = {  # {what: (fields of the workload, the line)}
@@ -43,9 +38,6 @@ CASES = {  # {what: (fields of the workload, the line)}
     "inference: of features only": (dict(inference=lambda x: x), r"inference is a function of \(x\) \(too many "),
     "inference: no variables": (dict(inference=lambda x, t: x[:, :3]), "trains nothing: its loss depends on no var"),
     "inference_for: None": (dict(inference=None, inference_for=lambda e: None), "inference is None. Let it be a func"),
-    "a Keras Input of another shape": (
-        dict(inference=keras_network(of_five)), r"made for features of shape \(5,\), and the data's are \(4,\).",
-    ),
     "loss: None": (dict(loss=lambda o, y: None), "loss returned None. Let it return a floating-point scalar"),
     "loss: a float": (dict(loss=lambda o, y: 0.5), r"loss returned 0.5 \(float\). Let it return a floating-point s"),
     "augment: None": (dict(augment=lambda x, d: None), "augment returned None. Let it return features"),

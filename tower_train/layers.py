@@ -46,8 +46,7 @@ def frozen():
 def _check_variables_are_ours(name: str) -> None:
     if context.current().builds_keras:
         raise errors.GraphError(
-            f"layers.{name}: has no effect on the layers of a Keras network. Use freeze_until= of keras_network, or "
-            "layer.trainable = False."
+            f"layers.{name}: has no effect on the layers of a Keras network. Set layer.trainable = False."
         )
 
 

@@ -45,13 +45,13 @@ def small(dropout=0.0, **changes):
     return make
 
 
-def workload(examples, make, freeze_until=None):
-    return tower_train.Workload("keras", lambda request: examples, tower_train.keras_network(make, freeze_until))
+def workload(make):
+    return tower_train.Workload("keras", None, tower_train.keras_network(make))
 
 
-def train(examples, make, steps, freeze_until=None, **options):
-    return trainings.train(workload(examples, make, freeze_until), examples, steps, **(OPTIONS | options))
+def train(examples, make, steps, **options):
+    return trainings.train(workload(make), examples, steps, **(OPTIONS | options))
 
 
-def opened(examples, make, freeze_until=None, **options):
-    return trainings.opened(workload(examples, make, freeze_until), examples, **(OPTIONS | options))
+def opened(examples, make, **options):
+    return trainings.opened(workload(make), examples, **(OPTIONS | options))

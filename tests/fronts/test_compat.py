@@ -1,7 +1,5 @@
 """The private names of Keras and TensorFlow exist and mean what fronts/compat.py takes them for."""
 
-import inspect
-import itertools
 import pathlib
 import re
 import threading
@@ -151,9 +149,6 @@ def test_sublayers_are_those_of_nested_models_and_of_layers_too():
     names = [layer.name for layer in compat.sublayers(model)]
     assert set(names) > {"inner", "nested", "both", "forward_lstm", "backward_lstm"}
     assert model.name not in names
-    assert not compat.renormalizes(keras.layers.BatchNormalization())
-    if "renorm" in inspect.signature(keras.layers.BatchNormalization).parameters:
-        assert compat.renormalizes(keras.layers.BatchNormalization(renorm=True))
 
 
 def test_losses_and_metrics_are_built_in_no_graph_and_draw_nothing():
@@ -188,81 +183,33 @@ def test_metrics_of_a_model_are_those_of_all_its_layers_and_not_those_of_compile
     assert [metric.name for metric in compat.layer_metrics(model)] == ["own", "nested"]
 
 
-def test_draws_are_taken_from_elsewhere_where_there_are_any():
-    class Halves:
-        def uniform(self, shape, dtype):
-            return tf.fill(shape, tf.constant(0.5, dtype))
+def test_draws_of_keras_and_tensorflow_are_done_by_another_function():
+    seen, seeds = [], keras.random.SeedGenerator(1)
 
-        normal = uniform
+    def draw(function, given):
+        seen.append((function.__name__, given["seed"], given.get("seed2"), given.get("dtype")))
+        return 2 * function(**given)
 
-        def dropout(self, inputs, rate, noise_shape):
-            return inputs * rate
-
-    random, seeds, asked = keras.random, keras.random.SeedGenerator(1), []
-
-    def draws(seed, shape):
-        asked.append((compat.seed_state(seed), list(tf.get_static_value(tf.convert_to_tensor(shape)))))
-        return None if isinstance(seed, int) else Halves()
-
-    with compat.drawn_otherwise(draws):
-        found = [
-            random.uniform([2, 3], 1, 5, seed=seeds), random.normal([2, 3], 1, 5), random.randint([2], 3, 8),
-            keras.layers.Dropout(0.25, noise_shape=(None, 1))(tf.ones([2, 3]), training=True),
-            random.uniform([2], seed=4),
-        ]  # fmt: skip
-    for value, expected in zip(found, [3, 3.5, 5, 0.25, random.uniform([2], seed=4)], strict=True):
-        np.testing.assert_array_equal(value, np.broadcast_to(expected, value.shape))
-    assert [shape for _, shape in asked] == [[2, 3], [2, 3], [2], [2, 1], [2]]
-    assert asked[0][0] is seeds.state and asked[1][0] is None and asked[4][0] is None
-
-
-def test_draws_for_more_rows_are_those_of_the_whole_that_are_kept():
-    def rows(size):
-        return None if size == 3 else (10, tf.range(size) + 4)
-
-    def refuse(name):
-        raise KeyError(name)
-
-    random, inputs = keras.random, tf.ones([2, 50])
-    draws = [
-        lambda size: random.normal((size, 4), seed=1), lambda size: random.truncated_normal((size, 4), seed=1),
-        lambda size: random.uniform(tf.constant([size, 4]), seed=1), lambda size: random.randint([size], 0, 99, seed=1),
-        lambda size: random.dropout(tf.ones([size, 50]), 0.5, seed=1),
-        lambda size: random.dropout(tf.ones([size, 50]), 0.5, noise_shape=[None, 50], seed=1),
-    ]  # fmt: skip
-    alone = random.dropout(inputs, 0.5, noise_shape=(1, 50), seed=1)
-    for draw in draws:
-        whole, three = draw(10), draw(3)
-        with compat.keras_draws_for_more(rows, refuse):
-            np.testing.assert_array_equal(draw(2), whole[4:6])
-            np.testing.assert_array_equal(draw(3), three)
-            np.testing.assert_array_equal(random.dropout(inputs, 0.5, noise_shape=(1, 50), seed=1), alone)
-            with pytest.raises(KeyError, match="gamma"):
-                random.gamma([2], 1.0)
-        np.testing.assert_array_equal(draw(10), whole)
-
-
-def test_draws_of_tensorflow_for_more_rows_have_the_same_seeds():
-    draws = [
-        tf.random.normal, tf.random.truncated_normal, lambda shape: tf.random.uniform(shape, seed=5),
-        lambda shape: tf.random.uniform(shape, 0, 99, tf.int32), lambda shape: tf.nn.dropout(tf.ones(shape), 0.5),
-    ]  # fmt: skip
-
-    def drawn(rows, seed, before=0, is_off=False):
-        with tf.Graph().as_default(), v1.Session() as session:
-            tf.random.set_seed(seed)
-            for _ in range(before):
-                tf.random.normal([1])
-            kept = lambda size: (8, tf.range(size) + 8 - rows)  # noqa: E731
-            with compat.tensorflow_draws_for_more(kept, itertools.count(), lambda: is_off):
-                made = [draw([rows, 4]) for draw in draws]
-            assert {op.type for op in session.graph.get_operations()} > set(compat.CUT_OF_TENSORFLOW)
-            return session.run(made)
-
-    for seed in (0, 1):
-        for whole, part, other in zip(drawn(8, seed), drawn(3, seed, 5), drawn(3, seed, 0, True), strict=True):
-            np.testing.assert_array_equal(part, whole[5:])
-            assert len(np.unique(whole)) > 1 and not np.array_equal(other, part)
+    expected = [keras.random.uniform([2], seed=3), keras.random.dropout(tf.ones([9]), 0.5, seed=3)]
+    with compat.drawn_by(draw):
+        found = [keras.random.uniform([2], seed=3), keras.random.dropout(tf.ones([9]), 0.5, seed=3)]
+        keras.layers.GaussianNoise(1.0)(tf.ones([1, 2]), training=True)
+        keras.random.randint([2], 0, 9, seed=seeds)
+        with compat.unseeded_marked():
+            tf.random.normal([2]), tf.random.uniform([2], seed=5), tf.random.truncated_normal([2], seed=0)
+            tf.random.uniform([2], 0, 9, tf.int32)
+    for doubled, one in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(doubled, 2 * one)
+    names, of_keras, of_ops, dtypes = zip(*seen, strict=True)
+    assert names[:4] == ("uniform", "dropout", "normal", "randint") and dtypes[3] == "int32"
+    assert of_keras[:2] == (3, 3) and of_keras[3] is seeds and of_keras[2].state.shape == (2,)
+    assert set(names[4:]) == set(compat.DRAWS_OF_TENSORFLOW.values())
+    assert [isinstance(seed, compat.NoSeed) for seed in of_ops[4:]] == [True, False, False, True]
+    with tf.Graph().as_default() as graph:
+        for each in (tf.random.normal, tf.random.truncated_normal, tf.random.uniform):
+            each([2])
+        tf.random.uniform([2], 0, 9, tf.int32)
+        assert {op.type for op in graph.get_operations()} > set(compat.DRAWS_OF_TENSORFLOW)
 
 
 def test_draws_that_are_skipped_are_those_of_earlier_ones():
@@ -319,24 +266,17 @@ def test_masks_and_logits_go_from_layers_to_losses():
     assert float(loss) == pytest.approx(200)
 
 
-def test_the_state_of_spectral_normalisation_is_all_that_it_assigns():
-    model = keras.Sequential([keras.Input([3]), keras.layers.SpectralNormalization(keras.layers.Dense(2))])
-    with keras.StatelessScope() as scope:
-        model(tf.ones([1, 3]), training=True)
-    assigned = {id(v) for v in model.variables if scope.get_current_value(v) is not None}
-    assert compat.assigned_by_layers(model) == (set(), assigned)
-
-
 def test_added_losses_survive_the_next_call_of_the_model():
     model = keras.Sequential([keras.Input([2]), keras.layers.ActivityRegularization(l2=1.0)])
     scopes, kept = [keras.StatelessScope(collect_losses=True) for _ in range(2)], ({}, {})
     for scope, of_scope in zip(scopes, kept, strict=True):
-        with scope, compat.added_losses(model, of_scope):
+        compat.take_losses(model, of_scope)
+        with scope:
             model(tf.ones([1, 2]))
     with scopes[0]:
         assert model.losses == []
-        with compat.added_losses(model, kept[0]):
-            assert [float(loss) for loss in model.losses] == [2.0]
+        compat.take_losses(model, kept[0])
+        assert [float(loss) for loss in model.losses] == [2.0]
 
 
 def test_the_loss_of_fit_and_its_metric():
@@ -378,11 +318,10 @@ def test_the_first_epoch_of_fit_is_the_one_that_was_set(tmp_path):
 
     model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    assert compat.first_epoch(model) is None
-    compat.set_first_epoch(model, 2)
-    assert epochs(model) == [2] and compat.first_epoch(model) == 2
-    compat.set_first_epoch(model, None)
-    assert epochs(model) == [0, 1, 2]
+    assert getattr(model, compat.FIRST_EPOCH) is None
+    for first, expected in ((2, [2]), (None, [0, 1, 2])):
+        setattr(model, compat.FIRST_EPOCH, first)
+        assert epochs(model) == expected
 
 
 def test_batches_are_those_of_whatever_fit_takes():

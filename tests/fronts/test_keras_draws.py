@@ -1,4 +1,6 @@
-"""keras_network's random numbers: each example's own, whatever the towers."""
+"""Random numbers: each example's own in keras_network, rows of one device's elsewhere, whatever the towers."""
+
+import itertools
 
 import keras
 import numpy as np
@@ -8,6 +10,7 @@ import trainings
 from keras_workload import SIZE, drawing, images, train
 
 import tower_train
+from tower_train.fronts.lockstep.draws import drawn_for_more
 
 v1 = tf.compat.v1
 
@@ -96,3 +99,48 @@ def test_towers_that_drop_match_one_tower(examples):
     trainings.assert_same(train(examples, make, 4, num_gpus=2, batch_size=4, variable_update="mirrored"), one)
     trainings.assert_same(train(examples, make, 4, num_gpus=2, batch_size=2, accumulate_steps=2), one)
     assert not np.allclose(train(examples, make, 4, seed=1)[0], one[0])
+
+
+def test_draws_for_more_rows_are_those_of_the_whole_that_are_kept():
+    def rows(size):
+        return None if size == 3 else (10, tf.range(size) + 4)
+
+    def refuse(name):
+        raise KeyError(name)
+
+    random, inputs = keras.random, tf.ones([2, 50])
+    alone = random.dropout(inputs, 0.5, noise_shape=(1, 50), seed=1)
+    for draw in (
+        lambda size: random.normal((size, 4), seed=1), lambda size: random.truncated_normal((size, 4), seed=1),
+        lambda size: random.uniform(tf.constant([size, 4]), seed=1), lambda size: random.randint([size], 0, 99, seed=1),
+        lambda size: random.dropout(tf.ones([size, 50]), 0.5, seed=1),
+        lambda size: random.dropout(tf.ones([size, 50]), 0.5, noise_shape=[None, 50], seed=1),
+    ):  # fmt: skip
+        whole, three = draw(10), draw(3)
+        with drawn_for_more(rows, refuse):
+            np.testing.assert_array_equal(draw(2), whole[4:6])
+            np.testing.assert_array_equal(draw(3), three)
+            np.testing.assert_array_equal(random.dropout(inputs, 0.5, noise_shape=(1, 50), seed=1), alone)
+            with pytest.raises(KeyError, match="gamma"):
+                random.gamma([2], 1.0)
+
+
+def test_draws_of_tensorflow_for_more_rows_have_the_same_seeds():
+    draws = [
+        tf.random.normal, tf.random.truncated_normal, lambda shape: tf.random.uniform(shape, seed=5),
+        lambda shape: tf.random.uniform(shape, 0, 99, tf.int32), lambda shape: tf.nn.dropout(tf.ones(shape), 0.5),
+    ]  # fmt: skip
+
+    def drawn(rows, seed, before=0, is_off=False):
+        with tf.Graph().as_default(), v1.Session() as session:
+            tf.random.set_seed(seed)
+            for _ in range(before):
+                tf.random.normal([1])
+            kept = lambda size: (8, tf.range(size) + 8 - rows)  # noqa: E731
+            with drawn_for_more(kept, None, itertools.count(), lambda: is_off):
+                return session.run([draw([rows, 4]) for draw in draws])
+
+    for seed in (0, 1):
+        for whole, part, other in zip(drawn(8, seed), drawn(3, seed, 5), drawn(3, seed, 0, True), strict=True):
+            np.testing.assert_array_equal(part, whole[5:])
+            assert len(np.unique(whole)) > 1 and not np.array_equal(other, part)

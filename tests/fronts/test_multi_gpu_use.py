@@ -104,8 +104,6 @@ class TestUse:
             layer.trainable = False
         assert parallel.trainable_weights == []
         assert keras.Model(parallel.input, parallel.get_layer("a").output).output_shape == (None, 2)
-        with pytest.raises(ConfigError, match="Clone its template"):
-            keras.models.clone_model(parallel)
 
     def test_attributes_of_the_users_own(self):
         class Model(keras.Model):
@@ -169,8 +167,8 @@ class TestMisuse:
     @pytest.mark.parametrize(
         ("gpus", "message"),
         [(0, "gpus=0: it must be a count of at least 1"), ([], "at least 1"), ("2", "at least 1"), (2.0, "at least 1"),
-         (True, "gpus=True: it must be"), ([0, -1], "at least 1"), (np.array([]), "at least 1"),
-         ([0, 0], "names a GPU twice"), ([0, 4], "this program sees 4 GPUs .*Ask for those"), (5, "sees 4 GPUs")],
+         ([0, -1], "at least 1"), (np.array([]), "at least 1"), ([0, 0], "list of different GPU ids"),
+         ([0, 4], "this program sees 4 GPUs .*Ask for those"), (5, "sees 4 GPUs")],
     )  # fmt: skip
     def test_gpus_that_cannot_be(self, four_gpus, gpus, message):
         with pytest.raises(ConfigError, match=message):

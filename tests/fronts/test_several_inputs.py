@@ -110,14 +110,6 @@ def test_files_that_are_there_and_networks_without_a_model_are_named(run):
         keras_files.export(options, run, WORKLOAD)
 
 
-def test_inputs_of_other_names_or_shapes_are_named():
-    features = {"age": np.ones([4, 1]), "town": np.ones([4, 2])}
-    few = Examples.from_arrays("few", features, np.arange(4) % 2)
-    there = r"age \(1,\), town \(2,\)"
-    with pytest.raises(errors.GraphError, match=r"more \(2,\), age \(1,\), city \(1,\), and the data's are " + there):
-        tower_train.train(Workload("people", lambda request: few, WORKLOAD.inference), Config(max_steps=1))
-
-
 def test_texts_with_dropout_train_on_two_towers_as_on_one():
     texts = np.array(["a good film", "bad", "good good", "a bad bad film"] * 6)
     few = Examples.from_arrays("texts", texts, np.array([1, 0, 1, 0] * 6), ["bad", "good"])

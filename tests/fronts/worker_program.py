@@ -157,14 +157,14 @@ def disagree(trial):
     for given in (
         examples_of() | dict(batch_size=8 + rank),
         examples_of(X[rank:], Y[rank:]),
-        dict(x=pieces, epochs=EPOCHS),  # Keras goes on counting the epochs of the backup
-        examples_of(X, np.roll(Y, rank)) | dict(shuffle=False, epochs=EPOCHS),
-        dict(x=UNSEEDED, epochs=EPOCHS),
-        examples_of() | dict(x={"words": WORDS, "features": one_image}, shuffle=False, epochs=EPOCHS, batch_size=46),
-        examples_of() | dict(validation_data=tuple(examples_of(X - rank).values()), shuffle=False, epochs=EPOCHS),
+        dict(x=pieces),
+        examples_of(X, np.roll(Y, rank)) | dict(shuffle=False),
+        dict(x=UNSEEDED),
+        examples_of() | dict(x={"words": WORDS, "features": one_image}, shuffle=False, batch_size=46),
+        examples_of() | dict(validation_data=tuple(examples_of(X - rank).values()), shuffle=False),
     ):
         try:
-            fit(verbose=0, **given)
+            fit(verbose=0, epochs=EPOCHS, **given)  # Keras goes on counting the epochs of the backup
         except errors.ConfigError as error:
             report(refused=str(error))
     found = trial.parallel.evaluate(**examples_of(), batch_size=BATCH, verbose=0, return_dict=True)

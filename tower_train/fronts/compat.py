@@ -24,12 +24,16 @@ from tensorflow.python.training.saving import saveable_object_util
 
 _LAYER_COUNTS = "object_name_uids"  # Keras' global attribute {prefix of a layer's name: how many there are}
 
-_CUT_OF_KERAS = ("normal", "truncated_normal", "uniform", "randint")  # functions of keras.random that rows are taken of
-CUT_OF_TENSORFLOW = {  # {type of an operation: its function}, of which rows are taken too
+_DRAWS_OF_KERAS = ("normal", "truncated_normal", "uniform", "randint", "dropout", "beta", "binomial", "categorical",
+                   "gamma", "shuffle")  # fmt: skip
+DRAWS_OF_TENSORFLOW = {  # {type of an operation: its function}
     "RandomStandardNormal": "random_standard_normal", "RandomUniform": "random_uniform",
     "RandomUniformInt": "random_uniform_int", "TruncatedNormal": "truncated_normal",
 }  # fmt: skip
 
+FIRST_EPOCH = (
+    "_initial_epoch"  # attribute of a model: the epoch with which `fit` begins, as BackupAndRestore sets it; or None
+)
 eager_mode = tf.__internal__.eager_context.eager_mode  # context manager: eager execution, even with a default graph
 
 
@@ -92,11 +96,6 @@ def sublayers(model: keras.Model) -> list[keras.Layer]:
     return model._flatten_layers(include_self=False)
 
 
-def renormalizes(layer: keras.layers.BatchNormalization) -> bool:
-    """Returns whether a layer is batch renormalisation, which Keras has had since 3.14."""
-    return getattr(layer, "renorm", False)
-
-
 def eager_attributes(layer: keras.Layer) -> dict[str, Callable]:
     """Returns {attribute: function that makes it in a graph} of a layer's tables and eager tensors, which no graph can
     use; to be called eagerly."""
@@ -149,16 +148,6 @@ def build_losses_and_metrics(model: keras.Model, x, y) -> None:
         model._symbolic_build(data_batch=(x, y, None))
 
 
-def first_epoch(model: keras.Model) -> int | None:
-    """Returns the epoch with which `fit` begins instead of its initial_epoch, as set by BackupAndRestore."""
-    return model._initial_epoch
-
-
-def set_first_epoch(model: keras.Model, epoch: int | None) -> None:
-    """Sets first_epoch."""
-    model._initial_epoch = epoch
-
-
 def skip_draws(count: int) -> None:
     """Numbers the default graph's next draws without a seed as if there had been so many draws before them."""
     numbers, graph = seeds_of_ops._graph_to_seed_dict, tf.compat.v1.get_default_graph()
@@ -182,144 +171,40 @@ def own_metrics(layer: keras.Layer) -> list[keras.metrics.Metric]:
 
 
 @contextlib.contextmanager
-def drawn_otherwise(draws: Callable[[Any, Any], Any]) -> Iterator[None]:
-    """Gives Keras random numbers from another source within this block.
+def drawn_by(draw: Callable[[Callable, dict[str, Any]], Any]) -> Iterator[None]:
+    """Lets draw(function, its arguments by name) draw within this block for functions of keras.random and tf.random."""
 
-    Args:
-      draws: (seed, shape) -> None, for Keras' own numbers, or an object with the methods uniform(shape, dtype), in [0,
-        1), normal(shape, dtype), of mean 0 and standard deviation 1, and dropout(inputs, rate, noise_shape). The seed
-        is a keras.random.SeedGenerator, an integer or None; the shape is that of the draw.
-    """
+    def replacement(function):
+        signature = inspect.signature(function)
 
-    def uniform(numbers, shape, minval=0.0, maxval=1.0, dtype=None):
-        dtype = dtype or keras.config.floatx()
-        low, high = tf.cast(minval, dtype), tf.cast(maxval, dtype)
-        return low + (high - low) * numbers.uniform(shape, dtype)
-
-    def normal(numbers, shape, mean=0.0, stddev=1.0, dtype=None):
-        return mean + stddev * numbers.normal(shape, dtype or keras.config.floatx())
-
-    def randint(numbers, shape, minval, maxval, dtype="int32"):
-        low, high = (tf.cast(limit, tf.float64) for limit in (minval, maxval))
-        return tf.cast(low + tf.floor((high - low) * numbers.uniform(shape, tf.float64)), dtype)
-
-    def dropout(numbers, inputs, rate, noise_shape=None):
-        return numbers.dropout(inputs, rate, noise_shape)
-
-    def shape_of_dropout(inputs, rate, noise_shape=None):
-        if not 0 < rate < 1:
-            return None  # nothing is drawn
-        sizes = tf.shape(inputs)
-        return [sizes[i] if size is None else size for i, size in enumerate(noise_shape or [None] * inputs.shape.rank)]
-
-    def replacement(original, draw, shape_of):
+        @functools.wraps(function)
         def drawn(*args, **kwargs):
-            given = inspect.signature(original).bind(*args, **kwargs).arguments
-            seed, shape = given.pop("seed", None), shape_of(**given)
-            numbers = None if shape is None else draws(seed, shape)
-            return original(*args, **kwargs) if numbers is None else draw(numbers, **given)
+            given = signature.bind(*args, **kwargs)
+            given.apply_defaults()
+            return draw(function, given.arguments)
 
         return drawn
 
     with contextlib.ExitStack() as stack:
-        for draw in (uniform, normal, randint, dropout):
-            original = getattr(backend_random, draw.__name__)
-            shape_of = shape_of_dropout if draw is dropout else lambda shape, **_: shape
-            stack.enter_context(replaced(backend_random, draw.__name__, replacement(original, draw, shape_of)))
+        for module, names in ((backend_random, _DRAWS_OF_KERAS), (gen_random_ops, DRAWS_OF_TENSORFLOW.values())):
+            for name in names:
+                stack.enter_context(replaced(module, name, replacement(getattr(module, name))))
         yield
 
 
-@contextlib.contextmanager
-def keras_draws_for_more(
-    rows: Callable[[Any], tuple[Any, tf.Tensor] | None], refuse: Callable[[str], None] | None
-) -> Iterator[None]:
-    """Makes keras.random draw random numbers for more rows within this block, from the same seeds, and keeps some.
-
-    Args:
-      rows: first size of a draw's shape, an integer or a scalar tensor -> (the size to draw, indices of the rows to
-        keep), or None for the draw as it is.
-      refuse: gets the name of a function whose numbers cannot be cut by rows, and raises; None: these draw as always.
-    """
-
-    def for_more(draw):
-        def drawn(shape, *args, **kwargs):
-            kept = _cut(rows, draw, shape, *args, **kwargs)
-            return draw(shape, *args, **kwargs) if kept is None else kept
-
-        return drawn
-
-    def dropout(inputs, rate, noise_shape=None, seed=None):
-        sizes = [tf.shape(inputs)[i] if size is None else size for i, size in enumerate(inputs.shape)]
-        is_shared = noise_shape is not None and isinstance(noise_shape[0], int) and noise_shape[0] == 1
-        chosen = rows(sizes[0]) if 0 < rate < 1 and not is_shared else None
-        if chosen is None:
-            return drop(inputs, rate, noise_shape, seed)
-        noise_shape = noise_shape and (None, *noise_shape[1:])
-        kept = drop(tf.ones((chosen[0], *sizes[1:]), inputs.dtype), rate, noise_shape, seed)
-        return inputs * tf.gather(kept, chosen[1])
-
-    drop = backend_random.dropout
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced(backend_random, "dropout", dropout))
-        for name in _CUT_OF_KERAS:
-            stack.enter_context(replaced(backend_random, name, for_more(getattr(backend_random, name))))
-        for name in ("beta", "binomial", "categorical", "gamma", "shuffle") if refuse else ():
-            stack.enter_context(replaced(backend_random, name, lambda *_, name=name, **__: refuse(name)))
-        yield
+class NoSeed(int):
+    """The second seed of a draw of tf.random without a seed, see unseeded_marked."""
 
 
-@contextlib.contextmanager
-def tensorflow_draws_for_more(
-    rows: Callable[[Any], tuple[Any, tf.Tensor] | None], op_seeds: Iterator[int] | None = None,
-    is_off: Callable[[], bool] = lambda: False,
-) -> Iterator[list[tuple[tf.Tensor, Callable]]]:  # fmt: skip
-    """Makes tf.random draw random numbers for more rows within this block, from the same seeds, and keeps some.
-
-    Args:
-      rows: as for keras_draws_for_more.
-      op_seeds: of draws without a seed; None: TensorFlow's, which are the numbers of such draws before them in a graph.
-      is_off: tells whether draws are as always just now.
-
-    Yields:
-      A list that gets of each draw that is cut (kept rows, function that draws as always, from the same seeds).
-    """
-    cuts, get_seed = [], seeds_of_ops.get_seed
-
-    def for_more(draw):
-        def drawn(shape, *args, **kwargs):
-            if is_off():
-                return draw(shape, *args, **kwargs)
-            if op_seeds and isinstance(kwargs.get("seed2"), _NoSeed):
-                kwargs["seed"], kwargs["seed2"] = get_seed(next(op_seeds))  # never (0, 0), which is at random
-            kept = _cut(rows, draw, shape, *args, **kwargs)
-            if kept is None:
-                return draw(shape, *args, **kwargs)
-            cuts.append((kept, functools.partial(draw, shape, *args, **kwargs)))
-            return kept
-
-        return drawn
+def unseeded_marked():
+    """Makes the second seed of draws of tf.random without a seed a NoSeed; a context manager."""
+    get_seed = seeds_of_ops.get_seed
 
     def seeds(op_seed):
         first, second = get_seed(op_seed)
-        return first, second if op_seed is not None or second is None else _NoSeed(second)
+        return first, second if op_seed is not None or second is None else NoSeed(second)
 
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced(seeds_of_ops, "get_seed", seeds))
-        for name in CUT_OF_TENSORFLOW.values():
-            stack.enter_context(replaced(gen_random_ops, name, for_more(getattr(gen_random_ops, name))))
-        yield cuts
-
-
-def _cut(rows: Callable, draw: Callable, shape, *args, **kwargs) -> tf.Tensor | None:
-    """Draws for more rows, and returns those to keep; None if this shape is drawn as it is."""
-    known = tf.get_static_value(shape) if tf.is_tensor(shape) else shape
-    sizes = [shape[i] for i in range(shape.shape[0] or 0)] if known is None else list(known)
-    chosen = rows(sizes[0] if tf.is_tensor(sizes[0]) else int(sizes[0])) if sizes else None
-    return None if chosen is None else tf.gather(draw((chosen[0], *sizes[1:]), *args, **kwargs), chosen[1])
-
-
-class _NoSeed(int):
-    """The number that TensorFlow gives to a draw without a seed."""
+    return replaced(seeds_of_ops, "get_seed", seeds)
 
 
 def python_floats():
@@ -350,23 +235,6 @@ def in_float64(variables: Iterable[keras.Variable]) -> Iterator[None]:
         yield
 
 
-def seed_state(seed) -> keras.Variable | None:
-    """Returns the variable of a keras.random.SeedGenerator; None for another seed."""
-    return getattr(seed, "state", None)
-
-
-def assigned_by_layers(model: keras.Model) -> tuple[set[int], set[int]]:
-    """Returns the ids of variables that Keras' layers assign in training: the moving averages of batch normalisation,
-    and the kernels and vectors of spectral normalisation, which are the same whatever the examples."""
-    moving, same = set(), set()
-    for layer in sublayers(model):
-        if isinstance(layer, keras.layers.BatchNormalization):
-            moving |= {id(variable) for variable in layer.non_trainable_variables}
-        if isinstance(layer, keras.layers.SpectralNormalization):
-            same |= {id(layer.kernel), id(layer.vector_u)}
-    return moving, same
-
-
 def attached(tensor) -> dict[str, tf.Tensor]:
     """Returns what Keras attached to a layer's output for layers and losses: its mask, and the logits of a softmax or a
     sigmoid, of which crossentropies are computed."""
@@ -380,20 +248,13 @@ def attach(tensor, values: dict[str, tf.Tensor]) -> None:
         setattr(tensor, name, value)
 
 
-@contextlib.contextmanager
-def added_losses(model: keras.Model, kept: dict[int, set]) -> Iterator[None]:
-    """Makes layers know within this block the losses that they added in earlier blocks with this `kept`, and no others.
+def take_losses(model: keras.Model, kept: dict[int, set]) -> None:
+    """Makes layers know the losses that they added since an earlier call with this `kept`, and no others.
 
     Keras forgets a call's losses at the next call of the model, such as that of another tower.
     """
-    layers = model._flatten_layers()
-    for layer in layers:
-        layer._loss_ids.clear()
-        layer._loss_ids.update(kept.get(id(layer), ()))
-    try:
-        yield
-    finally:
-        kept.update({id(layer): set(layer._loss_ids) for layer in layers})
+    for layer in model._flatten_layers():
+        object.__setattr__(layer, "_loss_ids", kept.setdefault(id(layer), set()))
 
 
 def compute_loss(model: keras.Model, x, y, y_pred, sample_weight, training: bool) -> tf.Tensor:

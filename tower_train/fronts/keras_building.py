@@ -1,20 +1,20 @@
-"""Keras models built apart from the program's use of Keras, and the names of their variables in a graph."""
+"""Keras models built apart from the program's use of Keras; names and initial values of their variables in a graph."""
 
 import concurrent.futures
 import contextlib
-import difflib
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
 from tower_train.fronts import compat
 from tower_train.graph import context, towers
 
-_NEAR = 5  # layers that a message suggests
+v1 = tf.compat.v1
 
 
 def build_isolated(work: Callable[[keras.StatelessScope | None], Any], dtype: str = "float32", valued: bool = False):
@@ -41,20 +41,6 @@ def build_isolated(work: Callable[[keras.StatelessScope | None], Any], dtype: st
 
     with concurrent.futures.ThreadPoolExecutor(1) as executor:
         return executor.submit(in_thread).result()
-
-
-def freeze(model: keras.Model, until: str) -> None:
-    """Makes the layers of model.layers up to a named one not trainable; ConfigError without such a layer."""
-    names = [layer.name for layer in model.layers]
-    if until not in names:
-        near = difflib.get_close_matches(until, names, _NEAR, cutoff=0.4)
-        meant = f"Did you mean {' or '.join(near)}? " if near else ""
-        raise errors.ConfigError(
-            f"--freeze_until={until}: {model.name} has no layer of that name. {meant}"
-            f"Its {len(names)} layers run from {', '.join(names[:_NEAR])} to {', '.join(names[-_NEAR:])}."
-        )
-    for layer in model.layers[: names.index(until) + 1]:
-        layer.trainable = False
 
 
 def kept_in(dtype: str) -> str:
@@ -87,3 +73,31 @@ def named_variables(model: keras.Model) -> dict[str, keras.Variable]:
         if id(variable) not in metrics:
             named[name] = variable
     return named
+
+
+def initializer_of(variable: keras.Variable, assigned: tf.Tensor | None):
+    """Returns an initializer for get_variable.
+
+    Args:
+      variable: without a value, if its model was built in a StatelessScope.
+      assigned: its value in that scope, such as a loaded weight; None if it has none there.
+    """
+    initializer = compat.pending_initializer(variable)
+    if assigned is None and initializer is None:  # the model was built elsewhere
+        assigned = variable.value
+    if assigned is not None:
+        return constant(np.asarray(assigned))
+    if compat.is_seed_state(variable):  # Keras' initializer would draw it by the program's state, not by the run's seed
+        return v1.random_uniform_initializer(0, 2**31 - 1, dtype=variable.dtype)
+    return initializer
+
+
+def constant(value: np.ndarray):
+    """Returns an initializer whose value stays out of the graph, which is written to disk with each checkpoint."""
+    return lambda shape, dtype=None, partition_info=None: tf.ensure_shape(outside_graph(value), shape)
+
+
+def outside_graph(array: np.ndarray) -> tf.Tensor:
+    """Returns an array as a tensor outside of the graph, which is limited to 2 GiB and written to disk."""
+    tensor = tf.numpy_function(lambda: array, [], tf.as_dtype(array.dtype), stateful=False)
+    return tf.ensure_shape(tensor, array.shape)

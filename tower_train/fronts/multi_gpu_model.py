@@ -51,8 +51,10 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
             f"multi_gpu_model: the layer {stateful[0]!r} is stateful: it keeps a state of each example of the batch, "
             "of which a tower has only a part. Use gpus=1, or stateful=False with the state as an input and an output."
         )
-    if cpu_relocation:
-        _relocate(model)
+    for variable in model.variables if cpu_relocation else ():
+        if not variable.value.device.endswith("CPU:0"):
+            with tf.device(HOST):
+                compat.set_storage(variable, variable.numpy())
     merge_device = HOST if cpu_merge else placed.towers[0]
     return TowerModel(model, placed.towers, merge_device, processes)
 
@@ -73,13 +75,3 @@ def _refuse_own_steps(model) -> None:
             "call. Put the computation into call() and add_loss(), or into losses and metrics for compile(), or the "
             "training into a tower_step() (tower_train.steps)."
         )
-
-
-def _relocate(model: keras.Model) -> None:
-    """Moves a model's variables to the CPU."""
-    for variable in model.variables:
-        there = tf.DeviceSpec.from_string(variable.value.device)
-        if (there.device_type, there.device_index) != ("CPU", 0):
-            value = variable.numpy()
-            with tf.device(HOST):
-                compat.set_storage(variable, value)

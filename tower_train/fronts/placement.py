@@ -1,6 +1,7 @@
 """Devices for towers in a process that uses its GPUs outside the towers too."""
 
 import dataclasses
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,16 +29,16 @@ def place(gpus: int | Sequence[int] | None, argument: str, in_session: bool = Fa
     """
     devices.let_memory_grow(tf.config.get_visible_devices("GPU"))
     here = [device.name for device in tf.config.list_logical_devices("GPU")]
-    is_list = isinstance(gpus, (Sequence, np.ndarray))  # whatever it is of
-    count = max(len(here), 1) if gpus is None else gpus
-    ids = list(gpus) if is_list else range(count) if _is_count(count) else []
-    if not ids or not all(map(_is_count, ids)):
+    is_list = np.ndim(gpus) == 1  # whatever it is of
+    try:
+        ids = tuple(operator.index(i) for i in (gpus if is_list else range(len(here) or 1 if gpus is None else gpus)))
+    except TypeError:
+        ids = ()
+    if not ids or min(ids) < 0 or len(set(ids)) != len(ids):
         raise errors.ConfigError(
-            f"{argument}={gpus!r}: it must be a count of at least 1, a list of GPU ids such as [0, 2], or None for all."
+            f"{argument}={gpus!r}: it must be a count of at least 1, a list of different GPU ids such as [0, 2], or "
+            "None for all."
         )
-    ids = tuple(map(int, ids))
-    if len(set(ids)) != len(ids):
-        raise errors.ConfigError(f"{argument}={gpus} names a GPU twice. Name each GPU once.")
     if (here or is_list) and max(ids) >= len(here):
         there = ", ".join(map(str, range(len(here)))) or "none"
         raise errors.ConfigError(
@@ -55,8 +56,3 @@ def place(gpus: int | Sequence[int] | None, argument: str, in_session: bool = Fa
         return placed
     cpus = len(tf.config.list_logical_devices("CPU"))
     return dataclasses.replace(placed, towers=tuple(f"/cpu:{i % cpus}" for i in ids))
-
-
-def _is_count(value) -> bool:
-    """Returns whether a value is a whole number, Python's or numpy's, from 0 on."""
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 0

@@ -1,5 +1,6 @@
 """The networks of keras.applications for image workloads, with loaded weights and a new classifier on top."""
 
+import difflib
 import functools
 import os
 import warnings
@@ -9,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.fronts.keras_building import build_isolated, freeze
+from tower_train.fronts.keras_building import build_isolated
 from tower_train.fronts.keras_network import keras_network
 
 NAMES = tuple(
@@ -98,7 +99,14 @@ def _base(name: str, image_size: int, weights: str, freeze_until: str) -> keras.
     elif weights != NONE:
         _load(base, name, os.path.expanduser(weights))
     if freeze_until:
-        freeze(base, freeze_until)
+        names = [layer.name for layer in base.layers]
+        if freeze_until not in names:
+            near = difflib.get_close_matches(freeze_until, names, 3, cutoff=0.4) or [*names[:3], "...", *names[-3:]]
+            raise errors.ConfigError(
+                f"--freeze_until={freeze_until}: {name} has no layer of that name, but {', '.join(near)}."
+            )
+        for layer in base.layers[: names.index(freeze_until) + 1]:
+            layer.trainable = False
     return base
 
 

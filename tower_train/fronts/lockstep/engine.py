@@ -8,12 +8,11 @@ import tensorflow as tf
 
 from tower_train import console, errors
 from tower_train.fronts import compat
-from tower_train.fronts.lockstep import backward, default_step, parts
+from tower_train.fronts.lockstep import parts, requests
 from tower_train.fronts.lockstep.exchange import Exchange
 from tower_train.fronts.lockstep.meeting import Meeting
 from tower_train.fronts.lockstep.requests import Finished, Join, Loss, Once
-from tower_train.fronts.lockstep.tower import Step, Tower
-from tower_train.fronts.lockstep.tower_call import TowerScope
+from tower_train.fronts.lockstep.tower import Step, Tower, TowerScope
 from tower_train.graph import random_state
 from tower_train.graph.devices import HOST
 
@@ -41,32 +40,32 @@ def run(
     meeting = Meeting(model, towers, exchange, merge_device, is_own(step))
     answers = [None] * len(towers)
     while True:
-        requests = [_requested(model, tower.advance(answer)) for tower, answer in zip(towers, answers, strict=True)]
-        kind = type(requests[0])
-        if any(type(request) is not kind for request in requests):
+        asked = [_requested(model, tower.advance(answer)) for tower, answer in zip(towers, answers, strict=True)]
+        kind = type(asked[0])
+        if any(type(request) is not kind for request in asked):
             raise errors.ConfigError(
                 f"{type(model).__name__}.tower_step yields different requests in different towers."
             )
         if kind is Join:
-            answers = meeting.join([request.tensors for request in requests])
+            answers = meeting.join([request.tensors for request in asked])
             continue
-        by_loss = zip(*requests, strict=True) if kind is list else ()
-        updates = [(losses[0].optimizer, backward.batch_gradients(meeting, losses)) for losses in by_loss]
+        by_loss = zip(*asked, strict=True) if kind is list else ()
+        updates = [(losses[0].optimizer, meeting.gradients(losses)) for losses in by_loss]
         with tf.device(HOST):
             meeting.update_metrics()
             meeting.assign()
             if kind is Finished:
-                return meeting, [request.result for request in requests]
+                return meeting, [request.result for request in asked]
             for optimizer, grads_and_vars in updates:
                 optimizer.apply_gradients(grads_and_vars)
-            answers = [_once(requests[0], meeting) if kind is Once else None] * len(towers)
+            answers = [_once(asked[0], meeting) if kind is Once else None] * len(towers)
         for tower in towers:
             tower.begin_phase()
 
 
 def is_own(step: Step) -> bool:
     """Returns whether a step is a method that a program wrote."""
-    return step not in (default_step.train, default_step.test, default_step.predict)
+    return step not in (requests.train, requests.test, requests.predict)
 
 
 def _once(request: Once, meeting: Meeting):
@@ -86,7 +85,7 @@ def _requested(model: keras.Model, request) -> Join | Once | Finished | list[Los
     if isinstance(request, Join | Once | Finished):
         return request
     losses, weights = list(request) if isinstance(request, list | tuple) else [request], model.trainable_weights
-    yields, known, completed = f"{type(model).__name__}.tower_step yields", {id(weight) for weight in weights}, []
+    yields, completed = f"{type(model).__name__}.tower_step yields", []
     if not losses or not all(isinstance(loss, Loss) for loss in losses):
         raise errors.ConfigError(
             f"{yields} {type(request).__name__}; yield a steps.Loss, a list of them, a steps.Join or a steps.Once."
@@ -99,13 +98,6 @@ def _requested(model: keras.Model, request) -> Join | Once | Finished | list[Los
                 f"{yields} a Loss of {value.dtype.name} with shape {value.shape}; give a floating-point scalar: the "
                 "mean over the tower's examples, such as tf.reduce_mean(losses)."
             )
-        if others := [variable for variable in variables if id(variable) not in known]:
-            raise errors.ConfigError(
-                f"{yields} a Loss for {getattr(others[0], 'path', others[0])}, which is no trainable weight of the "
-                "model. Give keras.Variables of the model, such as self.generator.trainable_weights."
-            )
-        if not variables:
-            raise errors.ConfigError(f"{model.name} has no variables to train in this step: all are frozen.")
         completed.append(Loss(value, variables, loss.optimizer or model.optimizer))
     return completed
 
@@ -148,7 +140,7 @@ def rehearse(
 
 def _draws_alike(op: random_state.StatefulOp) -> bool:
     """Returns whether all numbers of towers draw the same: of examples, or a fixed size that is everyone's."""
-    return op.type in compat.CUT_OF_TENSORFLOW and op.caller in (op.type, *_BRANCHES)
+    return op.type in compat.DRAWS_OF_TENSORFLOW and op.caller in (op.type, *_BRANCHES)
 
 
 def _note_losses(model: keras.Model, step: Step, batch, trained: dict, values: list | None) -> None:
@@ -160,10 +152,10 @@ def _note_losses(model: keras.Model, step: Step, batch, trained: dict, values: l
             f"{type(model).__name__}.tower_step returns {type(generator).__name__}; yield a steps.Loss for each update."
         )
 
-    def refuse(*args, **kwargs):
+    def refuse(*_, **__):
         raise errors.ConfigError(
             f"{type(model).__name__}.tower_step calls apply_gradients, which every tower would do. Yield "
-            "steps.Loss(loss, variables, optimizer) in place of the gradients and their use."
+            "steps.Loss(loss, variables, optimizer) instead."
         )
 
     while True:

@@ -104,7 +104,6 @@ class Workers(Exchange):
 
             return whole, of_local
 
-        self._refuse_unsendable([tensor])
         return joined(tensor)
 
     def sum(self, tensors):
@@ -126,13 +125,23 @@ class Workers(Exchange):
           WorkerError: a worker is missing.
         """
         message, dtypes = io.BytesIO(), [array.dtype for array in arrays]
-        for each in (json.dumps([point, facts | {"what is sent": str(dtypes)}]), *arrays):
+        place = {"its place": point} | facts | {"what it sends": str(dtypes)}
+        for each in (json.dumps(place), *arrays):
             np.save(message, each, allow_pickle=False)
-        words, lengths = self._run("gather", self._gathered, _words(message.getvalue()))
+        sent = message.getvalue()
+        words = np.frombuffer(sent + bytes(-len(sent) % _WORD.itemsize), _WORD)
+        words, lengths = self._run("gather", self._gathered, words)
         by_worker = [io.BytesIO(part) for part in np.split(words, np.cumsum(lengths)[:-1])]
-        points = [json.loads(str(np.load(part, allow_pickle=False))) for part in by_worker]
-        for i, its in enumerate(points):
-            self._compare(i, its, points[0])
+        places = [json.loads(str(np.load(part, allow_pickle=False))) for part in by_worker]
+        for worker, its in enumerate(places):
+            for name, value in places[0].items():
+                if its.get(name) != value:
+                    who, where = self._membership.task.name(worker), places[0]["its place"]
+                    self._failure = errors.ConfigError(
+                        f"{who} cannot train with the chief in {where}: {name} is {its.get(name)}, the chief's "
+                        f"{value}. Start all workers with the same program and data. {_SEED}"
+                    )
+                    raise self._failure
         # Types that numpy does not know, as bfloat16, come as bytes.
         return [[np.load(part, allow_pickle=False).view(dtype) for dtype in dtypes] for part in by_worker]
 
@@ -172,20 +181,10 @@ class Workers(Exchange):
 
     def _exchanged(self, function: Callable, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Calls a function of arrays, whose results have their dtypes and shapes, in a step."""
-        self._refuse_unsendable(tensors)
         wholes = self._called(function, [tensor.dtype for tensor in tensors], tensors) if tensors else []
         for whole, tensor in zip(wholes, tensors, strict=True):
             whole.set_shape(tensor.shape)
         return wholes
-
-    def _refuse_unsendable(self, tensors: Sequence) -> None:
-        for tensor in tensors:
-            if not isinstance(tensor, tf.Tensor) or tensor.dtype == tf.string:
-                raise errors.ConfigError(
-                    f"The towers of several workers would exchange {getattr(tensor, 'dtype', None)!r} in a "
-                    f"{type(tensor).__name__}, which workers cannot send to each other. Give labels, weights, joined "
-                    "tensors and metrics as dense tensors of numbers."
-                )
 
     def _called(self, function: Callable, dtypes: Sequence, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Calls a function of arrays in a step; it returns arrays of these dtypes."""
@@ -232,21 +231,6 @@ class Workers(Exchange):
         begun = max(self._batches, 1)  # others may be waited for before the first batch too
         self._counts[:] = begun, begun - is_waiting
 
-    def _compare(self, worker: int, its: tuple[str, dict], chiefs: tuple[str, dict]) -> None:
-        """Raises ConfigError if a worker is elsewhere than the chief, or has other facts."""
-        (point, facts), (chiefs_point, chiefs_facts) = its, chiefs
-        differing = [f"it has come to {point}, the chief to {chiefs_point}"]
-        if point == chiefs_point:
-            names = [name for name in {**chiefs_facts, **facts} if facts.get(name) != chiefs_facts.get(name)]
-            pairs = [(name, *(of.get(name, "not given") for of in (facts, chiefs_facts))) for name in names]
-            differing = [f"{name} is {value}, the chief's {chiefs_value}" for name, value, chiefs_value in pairs]
-        if differing:
-            self._failure = errors.ConfigError(
-                f"{self._membership.task.name(worker)} cannot train with the chief in {point}: {'; '.join(differing)}. "
-                f"Start all workers with the same program and data. {_SEED}"
-            )
-            raise self._failure
-
 
 ALONE = Exchange()
 
@@ -264,7 +248,3 @@ def find() -> Exchange:
             return ALONE
         program.init(gpus=(), task=task)
     return Workers(program.current()) if program.current().size > 1 else ALONE
-
-
-def _words(message: bytes) -> np.ndarray:
-    return np.frombuffer(message + bytes(-len(message) % _WORD.itemsize), _WORD)

@@ -1,4 +1,4 @@
-"""From the towers' tensors to the batch's: joined rows, means over examples, metrics, assigned variables, reports."""
+"""From the towers' tensors to the batch's: joined rows, means, gradients, metrics, assigned variables, reports."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,11 @@ from tower_train import console, errors
 from tower_train.fronts import compat
 from tower_train.fronts.lockstep import parts
 from tower_train.fronts.lockstep.exchange import Exchange
+from tower_train.fronts.lockstep.requests import Loss
 from tower_train.fronts.lockstep.tower import Tower
+from tower_train.graph import gradients
+from tower_train.graph.devices import HOST
+from tower_train.graph.gradients import GradientsAndVariables
 
 
 class Meeting:
@@ -83,6 +87,58 @@ class Meeting:
         of_towers = zip(shares, values, strict=True)
         return tf.add_n([tf.cast(s if is_mean else tf.math.ceil(s), v.dtype) * v for s, v in of_towers])
 
+    def gradients(self, losses: Sequence[Loss]) -> GradientsAndVariables:
+        """Computes the gradient of the whole batch's loss: the mean of the towers' losses, weighted by their examples.
+
+        Args:
+          losses: over towers, of this phase, with variables and an optimizer, whose scale the gradient has.
+
+        Raises:
+          ConfigError: no loss depends on any of the variables.
+        """
+        variables, scale = losses[0].variables, losses[0].optimizer.scale_loss(tf.ones([], losses[0].value.dtype))
+        copies = [(i, key, copy) for i, tower in enumerate(self.towers) for key, copy in tower.copies]
+        # Not by a tape, which would place all towers' gradients on one device.
+        grads = tf.gradients(
+            [loss.value for loss in losses],
+            [copy for *_, copy in copies],
+            [scale * tf.cast(tower.part.share, scale.dtype) for tower in self.towers],
+        )
+        of_weights = [{id(variable): [] for variable in variables} for _ in self.towers]
+        for (i, key, _), grad in zip(copies, grads, strict=True):
+            if grad is not None and key in of_weights[i]:
+                of_weights[i][key].append(grad)
+        if not any(grads for of_tower in of_weights for grads in of_tower.values()):
+            raise errors.ConfigError(
+                f"tower_step yields a Loss that depends on none of its {len(variables)} variables. What was computed "
+                "before the last yield of a Loss or a Once is a constant after it: compute the loss anew, or yield the "
+                "two losses in one list."
+            )
+        with tf.device(HOST):
+            return self._total([[(_added(of_tower[id(v)]), v) for v in variables] for of_tower in of_weights])
+
+    def _total(self, tower_grads: list[GradientsAndVariables]) -> GradientsAndVariables:
+        """Returns the sums over the towers of all processes, with the slices that one device would have."""
+        trained = gradients.with_gradients(tower_grads)  # names variables without gradients
+        if self.is_alone:
+            return trained[0]
+        by_variable = [([grad for grad, _ in of_towers], of_towers[0][1]) for of_towers in zip(*trained, strict=True)]
+        dense = [tf.add_n(grads) for grads, _ in by_variable if not isinstance(grads[0], tf.IndexedSlices)]
+        dtypes = {id(v): layer.compute_dtype for layer in compat.sublayers(self.model) for v in layer.trainable_weights}
+        sums, total = iter(self.exchange.sum(dense)), []
+        for grads, variable in by_variable:
+            if isinstance(grads[0], tf.IndexedSlices):
+                of_towers = ([grad.values for grad in grads], [grad.indices for grad in grads])
+                rows = (self.exchange.rows(tf.concat(each, axis=0)) for each in of_towers)
+                whole = tf.IndexedSlices(*rows, grads[0].dense_shape)
+                whole = whole if _are_of_examples(grads[0].indices) else gradients.sum_rows(whole)
+            else:
+                whole = next(sums)
+                if dtypes.get(id(variable)) == "float16":  # one device sums in float16, where the sum may overflow
+                    whole = tf.cast(tf.cast(whole, tf.float16), whole.dtype)
+            total.append((whole, variable))
+        return total
+
     def update_metrics(self) -> None:
         """Does the updates of metrics that all towers asked for, each once: of all rows, and of scalars' totals."""
         calls = list(zip(*(tower.updates for tower in self.towers), strict=True))
@@ -97,26 +153,28 @@ class Meeting:
 
     def assign(self) -> None:
         """Assigns what layers assigned in the towers: the mean over examples to floating-point variables such as moving
-        averages, the first tower's value to others and to what is the same in all of them.
+        averages, the first tower's value to others.
 
         Raises:
           ConfigError: a `tower_step` assigned to something else than layers do.
         """
-        averages, same = compat.assigned_by_layers(self.model)
-        assigned, means = self.towers[0].assigned, []
-        for key, (variable, value) in assigned.items():
-            is_known = key in averages or key in same or compat.is_seed_state(variable)
-            if key in averages or not is_known and value.dtype.is_floating:
-                means.append(key)
-            if not is_known:
-                self._note_unknown(variable, key in means)
-        firsts = [key for key in assigned if key not in means]
-        values = self.totals([[tower.assigned[key][1] for tower in self.towers] for key in means])
-        values += self.firsts([assigned[key][1] for key in firsts])
-        for key, value in zip([*means, *firsts], values, strict=True):
-            assigned[key][0].assign(value)
+        of_towers = [[tower.assigned[key][1] for tower in self.towers] for key in self.towers[0].assigned]
+        variables = [variable for variable, _ in self.towers[0].assigned.values()]
+        for variable in variables:
+            self._note_unknown(variable)
+        is_mean = [values[0].dtype.is_floating for values in of_towers]
+        means = iter(self.totals([values for values, mean in zip(of_towers, is_mean, strict=True) if mean]))
+        firsts = iter(self.firsts([values[0] for values, mean in zip(of_towers, is_mean, strict=True) if not mean]))
+        for variable, mean in zip(variables, is_mean, strict=True):
+            variable.assign(next(means if mean else firsts))
 
-    def _note_unknown(self, variable: keras.Variable, is_mean: bool) -> None:
+    def _note_unknown(self, variable: keras.Variable) -> None:
+        """Says that a variable is assigned of which it is unknown what all examples would make of it."""
+        # The latter's are the same whatever the examples.
+        known = (keras.layers.BatchNormalization, keras.layers.SpectralNormalization)
+        of_known = {id(v) for each in compat.sublayers(self.model) if isinstance(each, known) for v in each.variables}
+        if id(variable) in of_known or compat.is_seed_state(variable):
+            return
         if self._is_own_step:
             raise errors.ConfigError(
                 f"{type(self.model).__name__}.tower_step assigns to {variable.path}, which every tower would do. Yield "
@@ -124,44 +182,36 @@ class Meeting:
                 "a metric must be an attribute of the model."
             )
         if not self.is_alone:
-            value = "the mean of what the towers assign, each" if is_mean else "what the first tower assigns,"
+            is_floating = tf.as_dtype(variable.dtype).is_floating
+            value = "the mean of what the towers assign, each" if is_floating else "what the first tower assigns,"
             text = f"{variable.path} gets {value} for its part of the batch: on one device it would differ."
             console.notice_once(variable, text)
 
-    def logs(self, returned: Sequence[Any]) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
-        """Merges what the towers' own steps returned, once metrics are up to date.
-
-        Returns:
-          {name: scalar} of metrics, up to this step; and of others, the means over this batch's examples.
+    def logs(self, returned: Sequence[Any]) -> dict[str, tf.Tensor]:
+        """Merges what the towers' own steps returned, once metrics are up to date: {name: scalar} of metrics, up to
+        this step; and of others, the means over this batch's examples.
 
         Raises:
           ConfigError: they returned something else than scalars.
         """
-        flat, of_metrics = [self._report(each) for each in returned], self.towers[0].results
-        results = {name: of_metrics[id(v)][1]() for name, v in flat[0].items() if id(v) in of_metrics}
-        means = {name: [tf.convert_to_tensor(each[name]) for each in flat] for name in flat[0] if name not in results}
-        for name, values in means.items():
-            if values[0].shape.rank != 0:
-                raise errors.ConfigError(
-                    f"{type(self.model).__name__}.tower_step returns {name!r} with shape {values[0].shape}; give a "
-                    "scalar: its mean over the tower's examples."
-                )
-            if not values[0].dtype.is_floating:
-                means[name] = [tf.cast(value, keras.config.floatx()) for value in values]
-        return results, dict(zip(means, self.totals(list(means.values())), strict=True))
-
-    def _report(self, returned: Any) -> dict:
-        """Returns a step's report, with the results of several metrics in one beside the others."""
-        if not isinstance(returned, dict) or not returned:
+        if not isinstance(returned[0], dict) or not returned[0]:
             raise errors.ConfigError(
-                f"{type(self.model).__name__}.tower_step returns "
-                f"{returned if returned == {} else type(returned).__name__}; "
-                'give a dict of scalars to report, such as {"loss": loss}.'
+                f"{type(self.model).__name__}.tower_step returns {returned[0] or type(returned[0]).__name__}; give a "
+                'dict of scalars to report, such as {"loss": loss}.'
             )
-        flat = {}
-        for name, value in returned.items():
-            flat |= value if isinstance(value, dict) else {name: value}
-        return flat
+        logs, means = {}, {}
+        for name, value in returned[0].items():
+            if isinstance(value, keras.Metric):
+                result = value.result()
+                logs |= result if isinstance(result, dict) else {name: result}
+                continue
+            logs[name], means[name] = None, [tf.cast(each[name], keras.config.floatx()) for each in returned]
+            if means[name][0].shape.rank != 0:
+                raise errors.ConfigError(
+                    f"{type(self.model).__name__}.tower_step returns {name!r} with shape {means[name][0].shape}; give "
+                    "a scalar: its mean over the tower's examples."
+                )
+        return logs | dict(zip(means, self.totals(list(means.values())), strict=True))
 
 
 def _copied(whole, device: str):
@@ -170,3 +220,25 @@ def _copied(whole, device: str):
         copy = tf.identity(whole)
     compat.attach(copy, {name: _copied(each, device) for name, each in compat.attached(whole).items()})
     return copy
+
+
+def _added(grads: Sequence):
+    """Adds gradients by copies of a weight; one alone may be sparse."""
+    return tf.add_n(grads) if len(grads) > 1 else grads[0] if grads else None
+
+
+def _are_of_examples(indices: tf.Tensor) -> bool:
+    """Returns whether one device too has a row once for each use by an example, which Keras' Adam squares one by one.
+
+    Other rows are of no examples, as positions', or unique, as those of a sparse input's product.
+    """
+    constants = {id(inside) for outside, inside in indices.graph.captures if hasattr(outside, "numpy")}
+    ahead, seen = [indices], set()
+    while ahead:
+        tensor = ahead.pop()
+        if tensor.op.type == "Placeholder" and (id(tensor) not in constants or tensor.dtype == tf.resource):
+            return True
+        if tensor.op not in seen and tensor.op.type not in ("Shape", "ShapeN", "Size", "Unique"):
+            seen.add(tensor.op)
+            ahead += tensor.op.inputs
+    return False

@@ -7,15 +7,11 @@ import tensorflow as tf
 
 from tower_train import console, errors
 from tower_train.fronts import compat
-from tower_train.fronts.lockstep import default_step, engine, parts, proof, together
+from tower_train.fronts.lockstep import engine, parts, proof, requests, together
 from tower_train.fronts.lockstep.exchange import ALONE, Exchange
 from tower_train.fronts.lockstep.tower import Step
 from tower_train.graph.devices import HOST
 
-_EAGERLY = (
-    "run_eagerly=True: the towers' step is a graph. Debug the model itself, model.fit(...), which trains the same; or "
-    "leave it out."
-)
 _CHECK = "parallel_model.check(x, y) shows on a few examples that towers train what one device trains."
 
 
@@ -30,10 +26,10 @@ class TowerModel(keras.Model):
         super().__init__(name=f"parallel_{template.name}", dtype=template.dtype_policy)
         self.template, self.towers = template, towers
         self._merge_device, self._exchange = merge_device, exchange
-        self._train = getattr(type(template), "tower_step", default_step.train)
+        self._train = getattr(type(template), "tower_step", requests.train)
         self.built = template.built
         together.begin(exchange, template, len(towers))
-        self._begin_anew()
+        self._optimizers: list | None = None  # None before they have their variables
         if template.compiled:
             self._compile_as_template()
 
@@ -46,11 +42,7 @@ class TowerModel(keras.Model):
     layers = property(lambda self: self.template.layers)
     input = property(lambda self: self.template.input)
     output = property(lambda self: self.template.output)
-
-    @property
-    def metrics(self):
-        """The template's metrics, and the means of its steps' results."""
-        return [*self.template.metrics, *self._means.values()]
+    metrics = property(lambda self: self.template.metrics)
 
     def get_metrics_result(self):
         """Returns nothing, so that Keras reports the step's results."""
@@ -64,7 +56,7 @@ class TowerModel(keras.Model):
         if kwargs.get("jit_compile") is True:
             raise errors.ConfigError("jit_compile=True: XLA compiles for one device only. Leave it out.")
         self.template.compile(*args, **kwargs)
-        self._begin_anew()
+        self._optimizers = None
         self._compile_as_template()
 
     def check(self, x, y=None, sample_weight=None) -> str:
@@ -82,7 +74,7 @@ class TowerModel(keras.Model):
           ConfigError: too few examples.
           GraphError: the towers differ by more than rounding; the message names the variable.
         """
-        alone = self.template if self._train is default_step.train else TowerModel(self.template, self.towers[:1], HOST)
+        alone = self.template if self._train is requests.train else TowerModel(self.template, self.towers[:1], HOST)
         several, workers = self, self._exchange.size
         if workers > 1:
             several = TowerModel(self.template, self.towers * workers, self._merge_device)
@@ -98,18 +90,17 @@ class TowerModel(keras.Model):
         """The variables of the model and of its optimizers."""
         return [*self.template.variables, *(v for each in self._optimizers or () for v in each.variables)]
 
-    def _begin_anew(self) -> None:
-        self._optimizers: list | None = None  # None before they have their variables
-        self._means: dict[str, keras.metrics.Mean] = {}  # over the epoch's examples, of what steps return
-
     def _compile_as_template(self) -> None:
         if self.template.run_eagerly:
-            raise errors.ConfigError(_EAGERLY)
+            raise errors.ConfigError(
+                "run_eagerly=True: the towers' step is a graph. Debug the model itself, model.fit(...), which trains "
+                "the same; or leave it out."
+            )
         about = dict(run_eagerly=False, steps_per_execution=self.template.steps_per_execution)
         super().compile(self.template.optimizer, jit_compile=False, **about)
 
     def train_step(self, data):
-        """Does a step in all towers, and returns the epoch's metrics, and means of what else the step reports."""
+        """Does a step in all towers, and returns the epoch's metrics, and what else the step reports of this batch."""
         return self._run_step(self._train, data)
 
     def test_step(self, data):
@@ -117,7 +108,7 @@ class TowerModel(keras.Model):
         if compat.is_overridden(self.template, "test_step"):
             with tf.device(self.towers[0]):
                 return self.template.test_step(data)
-        return self._run_step(default_step.test, data)
+        return self._run_step(requests.test, data)
 
     def predict_step(self, data):
         """Computes the outputs of a batch, in this process's towers."""
@@ -125,39 +116,23 @@ class TowerModel(keras.Model):
             with tf.device(self.towers[0]):
                 return self.template.predict_step(data)
         if not self.template.built:
-            engine.rehearse(self.template, default_step.predict, data, len(self.towers))
-        _, [outputs, *_] = engine.run(self.template, default_step.predict, data, self.towers, self._merge_device, ALONE)
+            engine.rehearse(self.template, requests.predict, data, len(self.towers))
+        _, [outputs, *_] = engine.run(self.template, requests.predict, data, self.towers, self._merge_device, ALONE)
         return outputs
 
     def _run_step(self, step: Step, data) -> dict[str, tf.Tensor]:
-        """Does a step in all towers; returns the epoch's metrics, and means of what else it reports."""
-        if tf.executing_eagerly():  # as tf.config.run_functions_eagerly(True) makes it
-            raise errors.ConfigError(_EAGERLY)
+        """Does a step in all towers; returns its report."""
         data = keras.tree.map_structure(parts.as_tensor, data)
         if self._optimizers is None:
             optimizers = engine.rehearse(self.template, step, data, len(self.towers) * self._exchange.size)
             self._optimizers = optimizers or None  # of an evaluation
             together.synchronize(self._exchange, self.trained_variables)
-        self._exchange.begin("evaluation" if step is default_step.test else "training", data)
+        self._exchange.begin("evaluation" if step is requests.test else "training", data)
         meeting, returned = engine.run(self.template, step, data, self.towers, self._merge_device, self._exchange)
         if not engine.is_own(step):
             return returned[0]
         with tf.device(HOST):
-            results, means = meeting.logs(returned)
-            examples = parts.batch_size(data)
-            return results | {name: self._mean(name, value, examples) for name, value in means.items()}
-
-    def _mean(self, name: str, value: tf.Tensor, examples: tf.Tensor) -> tf.Tensor:
-        """Returns the mean so far of a value that is a mean over a step's examples."""
-        if name not in self._means:
-            self._means[name] = keras.metrics.Mean(name=name)
-        self._means[name].update_state(value, sample_weight=examples)
-        return self._means[name].result()
-
-    @classmethod
-    def from_config(cls, config, custom_objects=None):
-        """Raises ConfigError, since Keras would use it to clone the model."""
-        raise errors.ConfigError("A TowerModel has no configuration of its own. Clone its template instead.")
+            return meeting.logs(returned)
 
 
 def _of_template(name: str):

@@ -1,6 +1,5 @@
-"""The towers' parts of a batch, and their rows of random numbers that are drawn for the whole batch."""
+"""The towers' parts of a batch."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -32,30 +31,6 @@ def cut(batch: Size, index: int, count: int) -> Cut:
     low, high = (min, max) if isinstance(batch, int) else (tf.minimum, tf.maximum)
     begin, end = (i * (batch // count) + low(i, batch % count) for i in (index, index + 1))
     return Cut(high(end - begin, 1), low(begin, batch - 1), batch, end - begin)
-
-
-def cut_of_draw(cuts: Sequence[Cut], size: Size) -> tuple[Size, tf.Tensor] | None:
-    """Chooses a tower's rows of random numbers that are drawn for the whole batch.
-
-    Args:
-      cuts: of the tower's tensors.
-      size: the rows that the tower draws: by example if they are a multiple of a tensor's, as those of several
-        consecutive batches.
-
-    Returns:
-      The rows to draw for all towers, and the indices of this one's; None if a fixed size is of no example. A varying
-      one gets numbers of the tower's own.
-    """
-    is_static = isinstance(size, int)
-    cuts = [each for each in cuts if not is_static or isinstance(each.rows, int) and size % each.rows == 0]
-    if not cuts:
-        return None
-    chosen, rows = cuts[0], tf.range(size)
-    for each in reversed(cuts):
-        fits = size % each.rows == 0
-        chosen = each if is_static else Cut(*(tf.where(fits, *pair) for pair in zip(each, chosen, strict=True)))
-    kept = rows // chosen.rows * chosen.batch + chosen.begin + rows % chosen.rows
-    return (size + chosen.rows - 1) // chosen.rows * chosen.batch, kept
 
 
 class Part(NamedTuple):

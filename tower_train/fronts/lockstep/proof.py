@@ -12,6 +12,7 @@ from tower_train import errors
 from tower_train.fronts import compat
 from tower_train.fronts.keras_building import floatx
 from tower_train.fronts.lockstep import parts
+from tower_train.fronts.lockstep.draws import drawn_for_more
 from tower_train.graph.random_state import line_of
 from tower_train.proof.rounding import EACH, SEEDS, STEPS, compare_values, epsilon, least_exact, rounded
 
@@ -150,7 +151,7 @@ def _drawn_alike(count: int) -> Iterator[None]:
             "needs. Check the model without that layer."
         )
 
-    with compat.keras_draws_for_more(alike, refuse), compat.tensorflow_draws_for_more(alike):
+    with drawn_for_more(alike, refuse):
         yield
 
 

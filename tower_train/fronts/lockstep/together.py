@@ -2,7 +2,6 @@
 
 import inspect
 import os
-import re
 import zlib
 from collections.abc import Callable, Sequence
 
@@ -31,11 +30,9 @@ def begin(workers: Exchange, model: keras.Model, towers: int) -> None:
     """
     if workers.size == 1:
         return
-    layers = [(type(layer).__name__, _config(layer)) for layer in compat.sublayers(model)]
-    described = f"{_described(model.variables)} in {len(layers)} layers ({_checksum(layers)})"
     seed = compat.random_seed()
     drawn = int.from_bytes(os.urandom(4), "little") if seed is None else seed
-    facts = {"the number of towers": towers, "the model": described}
+    facts = {"the number of towers": towers, "the model": _described(model.variables)}
     [[chiefs], *_] = workers.gather("multi_gpu_model", [np.array(drawn)], **facts)
     if seed != chiefs:  # so that what is shuffled from now on is shuffled alike
         keras.utils.set_random_seed(int(chiefs))
@@ -87,7 +84,6 @@ def call(workers: Exchange, method: Callable, model: keras.Model, args: tuple, k
     workers.begin_batches()
     with workers.failures_named():
         if takes_callbacks:
-            workers.gather(method.__name__, **_facts(arguments, model.optimizer))
             arguments["callbacks"] = [*callbacks, _Begin(workers, model)]
         if method is keras.Model.evaluate:
             synchronize(workers, model.trained_variables)
@@ -106,8 +102,10 @@ class _Begin(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         """Gives all workers the chief's weights, optimizer and first epoch, which it may just have restored."""
         synchronize(self._workers, self._trained.trained_variables)
-        [[first], *_] = self._workers.gather("the first epoch", [np.array(compat.first_epoch(self._trained) or 0)])
-        compat.set_first_epoch(self._trained, int(first) or None)
+        [[first], *_] = self._workers.gather(
+            "the first epoch", [np.array(getattr(self._trained, compat.FIRST_EPOCH) or 0)]
+        )
+        setattr(self._trained, compat.FIRST_EPOCH, int(first) or None)
 
     def on_epoch_begin(self, epoch, logs=None):
         self._workers.begin_batches(f" in epoch {epoch + 1}")
@@ -116,34 +114,6 @@ class _Begin(keras.callbacks.Callback):
         self._workers.begin_batches()
 
 
-def _facts(arguments: dict, optimizer) -> dict[str, str]:
-    """Describes by name what must be the same in each worker: the arguments of a call, and an optimizer."""
-    facts = {name: value for name, value in arguments.items() if name not in ("verbose", "callbacks")}
-    config = optimizer.get_config() if optimizer else {}
-    facts |= {f"the optimizer's {name}": value for name, value in config.items() if name != "name"}
-    return {name: _text(keras.tree.map_structure(_shape, value)) for name, value in facts.items()}
-
-
-def _shape(leaf):
-    return getattr(leaf, "shape", ()) or leaf
-
-
 def _described(variables: Sequence[keras.Variable]) -> str:
-    shapes = [(tuple(variable.shape), variable.dtype, variable.trainable) for variable in variables]
-    return f"{len(shapes)} variables of {sum(int(np.prod(s)) for s, *_ in shapes)} numbers ({_checksum(shapes)})"
-
-
-def _config(layer: keras.Layer) -> dict:
-    try:
-        return {} if isinstance(layer, keras.Model) else layer.get_config()  # a model's layers are described too
-    except (NotImplementedError, TypeError, ValueError):  # of a layer of the user's own, which has none
-        return {}
-
-
-def _checksum(value) -> str:
-    return f"{zlib.crc32(_text(value).encode()):08x}"
-
-
-def _text(value) -> str:
-    """Formats a value without addresses, and without names, which depend on what else a program makes."""
-    return re.sub(r" at 0x[0-9a-f]+|'name': '[^']*'", "", str(value))
+    shapes = str([(tuple(variable.shape), variable.dtype, variable.trainable) for variable in variables])
+    return f"{len(variables)} variables with the checksum {zlib.crc32(shapes.encode()):08x}"

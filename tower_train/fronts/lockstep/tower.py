@@ -1,20 +1,42 @@
 """One tower's run of a step: from yield to yield, on the tower's device, with its part of the batch."""
 
 import contextlib
-import functools
 import itertools
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tower_train.fronts import compat
+from tower_train.fronts.lockstep.draws import drawn_by_example
 from tower_train.fronts.lockstep.parts import Part
 from tower_train.fronts.lockstep.requests import Finished
-from tower_train.fronts.lockstep.tower_call import TowerScope, drawn_by_example
 
 Step = Callable[[keras.Model, Any], Generator]  # (model, the tower's part of a batch) -> the step's requests
+
+
+class TowerScope(keras.StatelessScope):
+    """A scope in which layers and programs compute on given values of variables, and what they assign is noted.
+
+    Args:
+      values: (variable, value), used instead of the variable's own value.
+      assign: (variable, value) -> the value that the variable has from then on.
+
+    Attributes:
+      assigned: {id: (variable, value)}.
+    """
+
+    def __init__(self, values: Iterable[tuple], assign: Callable = lambda variable, value: value):
+        # Variables without a value are a model's that was built for its layers only, and get none here.
+        super().__init__(values, collect_losses=True, initialize_variables=False)
+        self.assigned: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
+        self._assign = assign
+
+    def add_update(self, update):
+        variable, value = update
+        self.assigned[id(variable)] = update
+        super().add_update((variable, self._assign(variable, value)))
 
 
 class Tower:
@@ -28,7 +50,6 @@ class Tower:
       device: string.
       copies: over copies in this phase, (id of the weight, the copy); one more of a weight that is assigned.
       updates: over calls of metrics' update_state in this phase, (metric, args, kwargs).
-      results: {id of a metric's result: (the result, a function that reads it again)}.
     """
 
     def __init__(self, model: keras.Model, step: Step, part: Part, device: str):
@@ -46,7 +67,6 @@ class Tower:
         self._metrics = {id(m): m for m in [*model.metrics, *compat.layer_metrics(model)]}.values()
         self._added_losses: dict[int, set] = {}
         self._op_seeds = itertools.count()
-        self.results: dict[int, tuple[tf.Tensor, Callable]] = {}
         self.begin_phase()
 
     @property
@@ -70,12 +90,13 @@ class Tower:
         """
         cuts = self.part.cuts if self.part.count > 1 else ()
         drawn = drawn_by_example(cuts, type(self._model).__name__, self._op_seeds)
-        losses, name = compat.added_losses(self._model, self._added_losses), f"tower_{self.part.index}/"
+        compat.take_losses(self._model, self._added_losses)
         with contextlib.ExitStack() as stack:
-            for context in (tf.device(self.device), tf.name_scope(name), self._scope, drawn, losses):
+            for context in (tf.device(self.device), tf.name_scope(f"tower_{self.part.index}/"), self._scope, drawn):
                 stack.enter_context(context)
             for metric in self._metrics:
-                stack.enter_context(compat.replaced(metric, "result", self._reader(metric.result)))
+                # Not up to date before the towers meet: what a step returns of it is read then.
+                stack.enter_context(compat.replaced(metric, "result", lambda metric=metric: metric))
                 stack.enter_context(compat.replaced(metric, "update_state", self._recorder(metric)))
             try:
                 return self._steps.send(answer)
@@ -91,12 +112,3 @@ class Tower:
 
     def _recorder(self, metric: keras.metrics.Metric) -> Callable:
         return lambda *args, **kwargs: self.updates.append((metric, args, kwargs))
-
-    def _reader(self, read: Callable) -> Callable:
-        def result():
-            values = keras.tree.map_structure(tf.identity, read())
-            for i, value in enumerate(keras.tree.flatten(values)):
-                self.results[id(value)] = value, functools.partial(lambda i: keras.tree.flatten(read())[i], i)
-            return values
-
-        return result

@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.fronts import compat, keras_variables
-from tower_train.fronts.lockstep.tower_call import tower_call
+from tower_train.fronts import compat, keras_building
+from tower_train.fronts.lockstep.tower import TowerScope
 from tower_train.fronts.tf_estimator import captured, library
 from tower_train.fronts.tf_estimator.tower_estimator import Estimator
 
@@ -67,7 +67,8 @@ class _KerasModelFn:
             self._initial = _values(model)
         graphs, tower = _in_graph(model.variables, self._initial), captured.current()
         before = [(v, tf.identity(graphs[id(v)])) for v in model.variables]
-        outputs, added_losses, assigned = tower_call(model, before, x, training)
+        with TowerScope(before) as scope:
+            outputs = model(x, training=training)
         predictions = outputs if isinstance(outputs, dict) else dict(
             zip(_output_names(model, outputs), keras.tree.flatten(outputs), strict=True)
         )  # fmt: skip
@@ -80,13 +81,13 @@ class _KerasModelFn:
         sums_before = [(v, tf.identity((sums or zeros)[id(v)])) for v in model.metrics_variables]
         with keras.StatelessScope([*before, *sums_before], collect_losses=True) as measured:
             loss = model.compute_loss(x, labels, outputs, weights, training=training)
-            loss = tf.add_n([loss, *(tf.cast(added, loss.dtype) for added in added_losses)])
+            loss = tf.add_n([loss, *(tf.cast(tf.reduce_sum(added), loss.dtype) for added in scope.losses)])
             if not training:
                 model.compute_metrics(x, labels, outputs, weights)
         if not training:
             update = captured.assign((sums[id(v)], measured.get_current_value(v)) for v in model.metrics_variables)
             return library.api.EstimatorSpec(mode, predictions, loss, eval_metric_ops=_metrics(model, sums, update))
-        tower.assigned.extend((graphs[id(v)], value) for v, value in assigned)
+        tower.assigned.extend((graphs[id(v)], value) for v, value in scope.assigned.values())
         trained = [graphs[id(v)] for v in model.trainable_variables]
         train_op = self._optimizer.minimize(loss, v1.train.get_global_step(), trained)
         return library.api.EstimatorSpec(mode, predictions, loss, train_op)
@@ -122,7 +123,7 @@ def _in_graph(variables: list[keras.Variable], initial: dict, collections: list[
         while name in names:
             name += "_"
         names.add(name)
-        initializer = v1.zeros_initializer() if value is None else keras_variables.constant(value)
+        initializer = v1.zeros_initializer() if value is None else keras_building.constant(value)
         with tf.device(None):
             made[id(v)] = v1.get_variable(
                 name, v.shape, v.dtype, initializer, trainable=v.trainable, collections=collections

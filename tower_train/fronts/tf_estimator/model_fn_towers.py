@@ -11,7 +11,7 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.fronts import compat
 from tower_train.fronts.lockstep import parts
-from tower_train.fronts.lockstep.tower_call import drawn_by_example
+from tower_train.fronts.lockstep.draws import drawn_by_example
 from tower_train.fronts.tf_estimator.captured import Captured, capturing
 from tower_train.fronts.tf_estimator.library import api
 from tower_train.fronts.tf_estimator.training import Training

@@ -1,0 +1,122 @@
+"""Random numbers of keras.random and tf.random, drawn for the whole batch: each tower takes its rows."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.fronts import compat
+from tower_train.fronts.lockstep.parts import Cut, Size
+
+_OF_NO_ROWS = ("beta", "binomial", "categorical", "gamma", "shuffle")  # of keras.random
+
+
+@contextlib.contextmanager
+def drawn_by_example(
+    cuts: Sequence[Cut], program: str, op_seeds: Iterator[int], is_off: Callable[[], bool] = lambda: False
+) -> Iterator[list[tuple[tf.Tensor, Callable]]]:
+    """Makes keras.random and tf.random draw for the whole batch within this block, of which the tower takes the rows of
+    its examples.
+
+    Args:
+      cuts: of the tower's tensors; none if it has the whole batch.
+      program: the name, for messages, of what draws.
+      op_seeds: of the draws of tf.random without a seed, the same ones for each tower.
+      is_off: tells whether draws are as always just now, as of initial values.
+
+    Yields:
+      As drawn_for_more.
+    """
+
+    def refuse(name):
+        raise errors.ConfigError(
+            f"{program} calls keras.random.{name}, which towers cannot draw as one device does. Draw with "
+            "keras.random.normal, uniform, truncated_normal, randint or dropout, make the numbers a part of the data, "
+            "or train on one device: gpus=1, of an Estimator RunConfig(num_gpus=1)."
+        )
+
+    rows = functools.partial(_rows_of_draw, cuts)
+    with drawn_for_more(rows, refuse if cuts else None, op_seeds, is_off) as draws:
+        yield draws
+
+
+@contextlib.contextmanager
+def drawn_for_more(
+    rows: Callable[[Size], tuple[Size, tf.Tensor] | None], refuse: Callable[[str], None] | None,
+    op_seeds: Iterator[int] | None = None, is_off: Callable[[], bool] = lambda: False,
+) -> Iterator[list[tuple[tf.Tensor, Callable]]]:  # fmt: skip
+    """Makes keras.random and tf.random draw for more rows within this block, from the same seeds, and keeps some rows.
+
+    Args:
+      rows: first size of a draw's shape -> (the size to draw, indices of the rows to keep), or None for the draw as it
+        is.
+      refuse: gets the name of a function whose numbers cannot be cut by rows, and raises; None: these draw as always.
+      op_seeds: of draws of tf.random without a seed; None: TensorFlow's, the numbers of such draws before them.
+      is_off: tells whether draws are as always just now.
+
+    Yields:
+      A list that gets of each draw that is cut (kept rows, function that draws as always, from the same seeds).
+    """
+    cut = []
+
+    def draw(function, given):
+        name = function.__name__
+        if refuse and name in _OF_NO_ROWS:
+            refuse(name)
+        if is_off() or name in _OF_NO_ROWS:
+            return function(**given)
+        if op_seeds and isinstance(given.get("seed2"), compat.NoSeed):
+            given["seed"], given["seed2"] = tf.compat.v1.get_seed(next(op_seeds))  # never (0, 0), which is at random
+        if name == "dropout":
+            return _dropped(rows, function, given)
+        shape = given["shape"]
+        known = tf.get_static_value(shape) if tf.is_tensor(shape) else shape
+        sizes = [shape[i] for i in range(shape.shape[0] or 0)] if known is None else list(known)
+        chosen = rows(sizes[0] if tf.is_tensor(sizes[0]) else int(sizes[0])) if sizes else None
+        if chosen is None:
+            return function(**given)
+        kept = tf.gather(function(**given | {"shape": (chosen[0], *sizes[1:])}), chosen[1])
+        cut.append((kept, functools.partial(function, **given)))
+        return kept
+
+    with compat.unseeded_marked(), compat.drawn_by(draw):
+        yield cut
+
+
+def _dropped(rows: Callable, dropout: Callable, given: dict) -> tf.Tensor:
+    """Multiplies inputs by what the dropout of more rows leaves of ones."""
+    inputs, noise_shape = given["inputs"], given["noise_shape"]
+    sizes = [tf.shape(inputs)[i] if size is None else size for i, size in enumerate(inputs.shape)]
+    is_shared = noise_shape is not None and isinstance(noise_shape[0], int) and noise_shape[0] == 1
+    chosen = rows(sizes[0]) if 0 < given["rate"] < 1 and not is_shared else None
+    if chosen is None:
+        return dropout(**given)
+    ones = tf.ones((chosen[0], *sizes[1:]), inputs.dtype)
+    kept = dropout(**given | {"inputs": ones, "noise_shape": noise_shape and (None, *noise_shape[1:])})
+    return inputs * tf.gather(kept, chosen[1])
+
+
+def _rows_of_draw(cuts: Sequence[Cut], size: Size) -> tuple[Size, tf.Tensor] | None:
+    """Chooses a tower's rows of random numbers that are drawn for the whole batch.
+
+    Args:
+      cuts: of the tower's tensors.
+      size: the rows that the tower draws: by example if they are a multiple of a tensor's, as those of several
+        consecutive batches.
+
+    Returns:
+      The rows to draw for all towers, and the indices of this one's; None if a fixed size is of no example. A varying
+      one gets numbers of the tower's own.
+    """
+    is_static = isinstance(size, int)
+    cuts = [each for each in cuts if not is_static or isinstance(each.rows, int) and size % each.rows == 0]
+    if not cuts:
+        return None
+    chosen, rows = cuts[0], tf.range(size)
+    for each in reversed(cuts):
+        fits = size % each.rows == 0
+        chosen = each if is_static else Cut(*(tf.where(fits, *pair) for pair in zip(each, chosen, strict=True)))
+    kept = rows // chosen.rows * chosen.batch + chosen.begin + rows % chosen.rows
+    return (size + chosen.rows - 1) // chosen.rows * chosen.batch, kept
