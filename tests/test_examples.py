@@ -92,31 +92,35 @@ def test_the_first_examples_are_read_by_index_or_in_their_own_order(workload, co
         np.testing.assert_array_equal(found, expected[:count])
 
 
-class TestSetAside:
-    FEATURES = np.arange(40.0).reshape(20, 2)
-    EXAMPLES = Examples.from_arrays("mine", FEATURES, np.arange(20) % 2, ["no", "yes"])
+FEATURES = np.arange(40.0).reshape(20, 2)
+EXAMPLES = Examples.from_arrays("mine", FEATURES, np.arange(20) % 2, ["no", "yes"])
 
-    def rows(self, examples):
-        return {tuple(row) for row in examples.first(examples.num_examples)[0].tolist()}
 
-    def test_each_example_is_on_one_side_and_the_choice_is_the_seeds(self):
-        kept, aside = self.EXAMPLES.set_aside(0.3, seed=4)
-        assert (kept.num_examples, aside.num_examples, aside.name) == (14, 6, "mine, validation")
-        assert self.rows(kept) | self.rows(aside) == set(map(tuple, self.FEATURES.tolist()))
-        assert self.rows(aside) == self.rows(self.EXAMPLES.set_aside(0.3, seed=4)[1])
-        assert len({frozenset(self.rows(self.EXAMPLES.set_aside(0.3, seed)[1])) for seed in range(5)}) == 5
-        assert kept.labels.tolist() == kept.first(14)[1].tolist()
+def rows(examples):
+    return {tuple(row) for row in examples.first(examples.num_examples)[0].tolist()}
 
-    def test_training_on_the_rest_is_another_run(self):
-        prints = {self.EXAMPLES.set_aside(fraction, 0)[0].fingerprint for fraction in (0.1, 0.3)}
-        assert len(prints | {self.EXAMPLES.fingerprint}) == 3
 
-    @pytest.mark.parametrize("fraction", [0.01, 0.99])
-    def test_no_side_is_empty(self, fraction):
-        with pytest.raises(ConfigError, match="cannot be divided: there are 20 of them"):
-            self.EXAMPLES.set_aside(fraction, 0)
+def test_each_example_is_on_one_side_and_the_choice_is_the_seeds():
+    kept, aside = EXAMPLES.set_aside(0.3, seed=4)
+    assert (kept.num_examples, aside.num_examples, aside.name) == (14, 6, "mine, validation")
+    assert rows(kept) | rows(aside) == set(map(tuple, FEATURES.tolist()))
+    assert rows(aside) == rows(EXAMPLES.set_aside(0.3, seed=4)[1])
+    assert len({frozenset(rows(EXAMPLES.set_aside(0.3, seed)[1])) for seed in range(5)}) == 5
+    assert kept.labels.tolist() == kept.first(14)[1].tolist()
 
-    def test_examples_in_their_own_order_are_not_divided(self):
-        examples = element_workloads.PIPELINE.examples(DataRequest("train"))
-        with pytest.raises(ConfigError, match="they come in an order of their own.*let the workload itself"):
-            examples.set_aside(0.1, 0)
+
+def test_training_on_the_rest_is_another_run():
+    prints = {EXAMPLES.set_aside(fraction, 0)[0].fingerprint for fraction in (0.1, 0.3)}
+    assert len(prints | {EXAMPLES.fingerprint}) == 3
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.99])
+def test_no_side_is_empty(fraction):
+    with pytest.raises(ConfigError, match="cannot be divided: there are 20 of them"):
+        EXAMPLES.set_aside(fraction, 0)
+
+
+def test_examples_in_their_own_order_are_not_divided():
+    examples = element_workloads.PIPELINE.examples(DataRequest("train"))
+    with pytest.raises(ConfigError, match="they come in an order of their own.*let the workload itself"):
+        examples.set_aside(0.1, 0)

@@ -1,6 +1,8 @@
 """The reference network's initial values, its convolution in few products against
 tf.nn.conv2d; sizes of the others. tests/graph/test_equivalence.py trains it beside one of plain operations."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -61,25 +63,17 @@ BFLOAT16 = tf.bfloat16.as_numpy_dtype
 SPECTRA, DIRECT = Algorithm(by_spectra=True), Algorithm(by_spectra=False)
 
 
-def by(algorithm, pixels_first=False):
-    """The convolution by one algorithm."""
-
-    def convolve(x, w):
-        if not pixels_first:
-            return convolution(x, w, algorithm=algorithm)
-        return tf.transpose(convolution(tf.transpose(x, [1, 2, 0, 3]), w, True, algorithm), [2, 0, 1, 3])
-
-    return convolve
-
-
 def run(convolve, inputs, weights, output_gradients):
     """[outputs, gradients with respect to inputs and weights]; the batch size is not known statically."""
     with tf.Graph().as_default(), v1.Session() as session:
-        x = v1.placeholder(inputs.dtype, [None, *inputs.shape[1:]])
-        w = tf.constant(weights)
+        x, w = v1.placeholder(inputs.dtype, [None, *inputs.shape[1:]]), tf.constant(weights)
         y = convolve(x, w)
         assert y.shape.as_list() == [None, *output_gradients.shape[1:]]
         return session.run([y, *tf.gradients(y, [x, w], grad_ys=tf.constant(output_gradients))], {x: inputs})
+
+
+def pixels_first(x, w, algorithm):
+    return tf.transpose(convolution(tf.transpose(x, [1, 2, 0, 3]), w, True, algorithm), [2, 0, 1, 3])
 
 
 def draw(batch, height, width, channels, filters, taps, dtype=np.float64):
@@ -105,8 +99,9 @@ def test_every_algorithm_has_the_direct_convolutions_outputs_and_gradients(dtype
     most = {np.float64: 1e-12, np.float32: 1e-6, BFLOAT16: 2**-8}[dtype]
     in_float32 = [each._replace(in_float32=True) for each in (SPECTRA, DIRECT)] if dtype == BFLOAT16 else []
     for algorithm in (SPECTRA, DIRECT, *in_float32):
-        for pixels_first in (False, True):
-            for found, exact in zip(run(by(algorithm, pixels_first), *tensors), expected, strict=True):
+        for convolve in (convolution, pixels_first):
+            results = run(functools.partial(convolve, algorithm=algorithm), *tensors)
+            for found, exact in zip(results, expected, strict=True):
                 error = np.sqrt(np.square(found.astype(float) - exact).mean() / np.square(exact).mean())
                 rounded_often = algorithm == SPECTRA and dtype == BFLOAT16
                 assert error < (2**-6 if rounded_often else most), algorithm
