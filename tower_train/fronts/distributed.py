@@ -26,11 +26,7 @@ class DistributedOptimizer(v1.train.Optimizer):
     All else is the optimizer's own. Workers match gradients by the names of the variables, so several such optimizers
     may be in one graph. Every worker must do as many steps.
 
-    Several towers in one worker are averaged there first:
-
-        towers_mean = tower_train.average_gradients([sgd.compute_gradients(loss) for loss in tower_losses])
-        optimizer = tower_train.DistributedOptimizer(sgd)
-        train_op = optimizer.apply_gradients(optimizer.average(towers_mean))
+    Several towers in one worker are averaged first: optimizer.average(tower_train.average_gradients(...)).
     """
 
     def __init__(
@@ -90,10 +86,8 @@ def _identity(grad: Gradient) -> Gradient:
 
 
 def _meaning(grad: Gradient, variable: tf.Variable) -> str:
-    if grad is None:
-        return "none"
     rows = "rows of " if isinstance(grad, tf.IndexedSlices) else ""
-    return rows + collectives.described(grad.dtype, variable.shape)
+    return "none" if grad is None else rows + collectives.described(grad.dtype, variable.shape)
 
 
 def _counted(cluster: Cluster, which: int, done: Iterable) -> tf.Tensor:
@@ -116,8 +110,7 @@ class BroadcastGlobalVariablesHook(v1.train.SessionRunHook):
     """
 
     def __init__(self, root_rank: int = 0, device: str = ""):
-        """root_rank: the index of the worker that has the values, such as of a checkpoint. device: Horovod's, not
-        used."""
+        """Takes the index of the worker that has the values, such as a checkpoint's; device is Horovod's, not used."""
         self._root, self._cluster = root_rank, current()
         self.broadcast, self._is_open = None, False
 
@@ -152,12 +145,9 @@ def broadcast_variables(variables: Sequence[tf.Variable], root_rank: int = 0, se
     """Makes an operation that copies worker root_rank's values of variables to all workers.
 
     All workers must run it. It ends all if a worker's variables, or its gradients that DistributedOptimizer averages,
-    differ from the chief's in name, dtype or shape.
+    differ from the chief's in name, dtype or shape. `series` separates its messages from those of other graphs.
 
-    The variables are of known shapes. series separates its messages from those of other graphs.
-
-    Raises:
-      GraphError: no such worker, a variable that cannot be broadcast, or no cluster yet.
+    Raises GraphError if there is no such worker, a variable has no known shape, or the cluster is not begun.
     """
     cluster = current()
     check_rank(root_rank)

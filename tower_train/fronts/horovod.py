@@ -45,33 +45,19 @@ def shutdown() -> None:
 
 def DistributedOptimizer(  # noqa: N802
     optimizer: v1.train.Optimizer, name: str | None = None, *, compression: tf.DType | None = Compression.none,
-    sparse_as_dense: bool = False, op: str = Average, **horovods,
+    sparse_as_dense: bool = False, **horovods,
 ) -> distributed.DistributedOptimizer:  # fmt: skip
     """Makes a tower_train.DistributedOptimizer from the arguments of Horovod 0.28; GraphError for another `op` than
-    Average and Sum, several backward passes, a process set or other arguments."""
-    _check_op("DistributedOptimizer", op)
-    usual = {"backward_passes_per_step": 1, "process_set": None}
+    Average, several backward passes, a process set or other arguments."""
+    usual = {"op": Average, "backward_passes_per_step": 1, "process_set": None}
     for argument, value in horovods.items():
         if argument not in _HOROVODS and (argument not in usual or value != usual[argument]):
             raise errors.GraphError(
-                f"DistributedOptimizer({argument}={value!r}) has no meaning here: each pass is a step of all workers. "
-                "Leave it out; a batch as large, or accumulated gradients given to optimizer.average(), do the same."
+                f"DistributedOptimizer({argument}={value!r}) has no meaning here: each pass is a step of all workers, "
+                "on the mean of their gradients. Leave it out. For a batch as large, give accumulated gradients to "
+                "optimizer.average()."
             )
-    kind = _SummingOptimizer if op == Sum else distributed.DistributedOptimizer
-    return kind(optimizer, name, compression, sparse_as_dense)
-
-
-class _SummingOptimizer(distributed.DistributedOptimizer):
-    """Gives the sums over workers."""
-
-    def average(self, grads_and_vars):
-        means = super().average(grads_and_vars)
-        return [(grad if grad is None else tf.math.scalar_mul(float(size()), grad), v) for grad, v in means]
-
-
-def _check_op(function: str, op: str) -> None:
-    if op not in (Average, Sum):
-        raise errors.GraphError(f"{function}(op={op!r}): values are averaged or added. Take Average or Sum.")
+    return distributed.DistributedOptimizer(optimizer, name, compression, sparse_as_dense)
 
 
 def broadcast_global_variables(root_rank: int) -> tf.Operation:
@@ -80,20 +66,17 @@ def broadcast_global_variables(root_rank: int) -> tf.Operation:
 
 
 def allreduce(
-    tensor: tf.Tensor | tf.IndexedSlices, average: bool | None = None, device_dense: str = "", device_sparse: str = "",
+    tensor: tf.Tensor, average: bool | None = None, device_dense: str = "", device_sparse: str = "",
     compression: tf.DType | None = Compression.none, op: str | None = None, name: str | None = None,
-) -> tf.Tensor | tf.IndexedSlices:  # fmt: skip
+) -> tf.Tensor:  # fmt: skip
     """Adds tensors of one shape and dtype over workers, or by default averages them. It has no gradient.
 
-    IndexedSlices are gathered. average=False means op=Sum; compression is a dtype to send it in. Names are the same in
-    all workers; without them they must make such operations in one order. Means of whole numbers are rounded towards 0.
+    average=False means op=Sum; compression is a dtype to send it in. Names are the same in all workers; without them
+    they must make such operations in one order. Means of whole numbers are rounded towards 0.
     """
     op = op or (Sum if average is False else Average)
-    _check_op("allreduce", op)
-    if isinstance(tensor, tf.IndexedSlices):
-        values = allgather(tensor.values, name and f"{name}/values")
-        values = values / size() if op == Average else values
-        return tf.IndexedSlices(values, allgather(tensor.indices, name and f"{name}/indices"), tensor.dense_shape)
+    if op not in (Average, Sum):
+        raise errors.GraphError(f"allreduce(op={op!r}): values are averaged or added. Take Average or Sum.")
     tensor = tf.convert_to_tensor(tensor)
     sent = tensor if compression is None or not tensor.dtype.is_floating else tf.cast(tensor, compression)
     result = _between_workers(
