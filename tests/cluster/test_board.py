@@ -27,7 +27,7 @@ def exchange(target, worker, starts=STARTS, pause=missing):
     return Board(target, Task(HOSTS, worker), 60.0, starts.__getitem__, pause)
 
 
-def test_states_come_to_the_others_and_back_byte_by_byte(target):
+def test_states_come_to_the_others_and_those_of_this_step_and_start_back_byte_by_byte(target):
     states = [b"", b"\x00first\x00", bytes(range(256)) * 1000]
     chief, *others = (exchange(target, worker) for worker in range(3))
     chief.hand_out(states)
@@ -35,12 +35,6 @@ def test_states_come_to_the_others_and_back_byte_by_byte(target):
     for other, state in zip(others, states[:0:-1], strict=True):
         other.send(7, state)
     assert chief.collect(7) == chief.collect(7) == states[:0:-1]  # again after a save that failed
-
-
-def test_the_chief_waits_for_the_states_of_this_step_and_of_this_start(target):
-    others = [exchange(target, worker) for worker in (1, 2)]
-    for other in others:
-        other.send(7, b"seven")
     for starts, step in ((STARTS, 8), (["chief", "a", "c"], 7)):
         with pytest.raises(errors.WorkerError, match="worker 2 is missing"):
             exchange(target, 0, starts).collect(step)

@@ -44,18 +44,8 @@ def slow_second_tower(features, training):
     return toy_workload.network(features[:, :4] + tf.stop_gradient(0 * positions)[:, tf.newaxis], training)
 
 
-def test_a_step_that_does_not_end_is_reported_with_what_it_waits_for(tmp_path, capsys):
+def test_what_does_not_end_is_reported_in_a_step_with_what_it_waits_for(tmp_path, monkeypatch, capsys):
     workload = dataclasses.replace(toy_workload.WORKLOAD, augment=slow_input, inference=slow_second_tower)
-    result = jobs.train_toy(tmp_path, workload=workload, **STALL)
-    output = capsys.readouterr().out
-    assert result.step == 4
-    assert "s: waiting for the input: the examples of this step have not come.\n" in output
-    assert "s: waiting for tower_1.\n" in output
-    assert "Thread 0x" in output and " in run\n" in output  # the stacks
-    assert output.count("*** Going on, after ") == 2
-
-
-def test_what_does_not_end_beside_the_steps_is_reported(tmp_path, monkeypatch, capsys):
     slow = {
         (checkpoint.Checkpoints, "save"): "a save",
         (tf.profiler.experimental, "start"): "the profiler to start",
@@ -63,10 +53,13 @@ def test_what_does_not_end_beside_the_steps_is_reported(tmp_path, monkeypatch, c
     }
     for owner, name in slow:
         function = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *args, f=function: time.sleep(0.6) or f(*args))
-    jobs.train_toy(tmp_path, profile_steps=(2, 3), **STALL | dict(save_every_steps=0, stall_timeout_secs=0.2))
+        monkeypatch.setattr(owner, name, lambda *args, f=function: time.sleep(SECONDS) or f(*args))
+    result = jobs.train_toy(tmp_path, workload=workload, profile_steps=(3, 4), **STALL | dict(save_every_steps=0))
     output = capsys.readouterr().out
-    assert all(f"s: waiting for {what}.\n" in output for what in slow.values())
+    waits = [*slow.values(), "the input: the examples of this step have not come", "tower_1"]
+    assert result.step == 4 and all(f"s: waiting for {what}.\n" in output for what in waits)
+    assert "Thread 0x" in output and " in run\n" in output  # the stacks
+    assert output.count("*** Going on, after ") == len(waits)
 
 
 def test_without_a_watchdog_nothing_is_counted_and_with_one_the_checkpoint_is_the_same(tmp_path):

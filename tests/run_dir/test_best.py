@@ -43,7 +43,7 @@ def files_of(step):
     return [f"model.ckpt-{step}.data-00000-of-00001", f"model.ckpt-{step}.index"]
 
 
-def test_the_best_checkpoint_is_kept_beyond_the_rotation_and_found_again(scripted, tmp_path, capsys):
+def test_the_best_checkpoint_is_kept_beyond_the_rotation_and_found_again(scripted, toy_run, tmp_path, capsys):
     (tmp_path / "run" / "best").mkdir(parents=True)
     (tmp_path / "run" / "best" / files_of(3)[0]).write_text("half of a checkpoint")
     jobs.train_toy(tmp_path / "run", keep_best=True, **OPTIONS | {"max_steps": 25})
@@ -53,6 +53,8 @@ def test_the_best_checkpoint_is_kept_beyond_the_rotation_and_found_again(scripte
     jobs.train_toy(tmp_path / "whole", keep_best=True, **OPTIONS | {"max_steps": 10})
     jobs.assert_identical(jobs.variables(tmp_path / "run" / "best", 10), jobs.variables(tmp_path / "whole"))
     options = EvaluateOptions(train_dir=str(tmp_path / "run"), best=True)
+    with pytest.raises(errors.RunError, match="best holds no checkpoint. Train with --keep_best"):
+        next(evaluate_run(dataclasses.replace(options, train_dir=str(toy_run))))
     assert [found.step for found in evaluate_run(options)] == [10]
     built, session = serving.open_run(RunOptions(train_dir=str(tmp_path / "run"), best=True))
     with session:
@@ -162,8 +164,3 @@ def test_an_earlier_version_that_wrote_no_direction_down_took_the_greatest(tmp_p
     assert line.startswith("*** Until now the best of m was the best, now the min of m is.") and compared.begin(5)
     note(compared, 5, 0.5, "min")
     assert not compared.compare_by("m", "min") and jobs.read_json(tmp_path, "best.json")["mode"] == "min"
-
-
-def test_without_a_kept_checkpoint_best_is_refused(toy_run):
-    with pytest.raises(errors.RunError, match="best holds no checkpoint. Train with --keep_best"):
-        list(evaluate_run(EvaluateOptions(train_dir=str(toy_run), best=True)))
