@@ -126,6 +126,7 @@ NAMES_OF_100 = [f"class {i}" for i in range(100)]
         (arrays(), None),
         (ordered(LABELS), None),
         (arrays(names=()), None),
+        (arrays(FEATURES[:1], LABELS[:1], names=()), None),
         (arrays(labels=RNG.normal(size=[900, 2]), names=()), None),
         (arrays(labels=np.sort(LABELS)), None),  # the trainer shuffles all of it
         (arrays(features=RNG.integers(0, 5000, [900, 4])), None),  # integers may be words

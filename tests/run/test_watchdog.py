@@ -3,12 +3,14 @@
 import dataclasses
 import threading
 import time
+import types
 
 import jobs
 import tensorflow as tf
 import toy_workload
 
 from tower_train import Config
+from tower_train.cluster import failures
 from tower_train.graph import devices
 from tower_train.graph.collectives import AllReduce
 from tower_train.graph.training import training_graph
@@ -74,7 +76,7 @@ def test_without_a_watchdog_nothing_is_counted_and_with_one_the_checkpoint_is_th
 
 
 def test_each_stall_is_reported_once_and_after_its_time_only(capsys):
-    """By a clock that is set: a save takes 90 ms of 100, an evaluation 11 s, a session hook 12 s."""
+    """By a clock that is set: a save takes 90 ms of 100, an evaluation 11 s, a session hook 12 s, a step 13 s."""
     seconds, looks = [0.0], []
 
     def clock():
@@ -86,7 +88,7 @@ def test_each_stall_is_reported_once_and_after_its_time_only(capsys):
         while len(looks) < begin + 4:
             time.sleep(0.01)
 
-    stalls = []
+    stalls, asked = [], []
     with StepWatchdog(0.1, {}, lambda *about: stalls.append(about), clock) as watchdog:
         for what, takes in (("a save", 0.09), ("an evaluation", 11.0)):
             with watchdog.doing(what):
@@ -95,14 +97,21 @@ def test_each_stall_is_reported_once_and_after_its_time_only(capsys):
         watchdog.end_step()
         seconds[0] += 12.0
         wait_for_looks()
+        watchdog.session = types.SimpleNamespace(run=lambda counts, options: asked.append(options) or counts)
+        watchdog.begin_step()
+        seconds[0] += 13.0
+        wait_for_looks()
     reports = [line for line in capsys.readouterr().out.splitlines() if line.startswith("*** ")]
     assert reports == [
         "*** Nothing has ended for 11 s: waiting for an evaluation.",
         "*** Going on, after 11 s.",
         "*** Nothing has ended for 12 s: waiting for what happens between steps.",
+        "*** Going on, after 12 s.",
+        f"*** Nothing has ended for 13 s: waiting for {failures.FOR_AVERAGING}.",
     ]
     assert stalls[0] == ("", 0.0)  # the evaluation was no step
-    assert {what for what, _ in stalls[1:]} == {"what happens between steps"}
+    assert {what for what, _ in stalls[1:]} == {"what happens between steps", "", failures.FOR_AVERAGING}
+    assert {options.timeout_in_ms for options in asked} == {5000}  # the session may be stuck itself
 
 
 def test_an_averaging_between_devices_that_hangs_ends_the_process_with_their_names(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import json
+import pathlib
 import re
 
 import jobs
@@ -133,3 +134,6 @@ def test_workers_share_the_code_of_the_networks_module_or_of_all_its_package(toy
             before = manifest.same_everywhere(run_json, workload)["code"]
             (tmp_path / name).write_text(f"{(tmp_path / name).read_text()}# {module}\n")
             assert (manifest.same_everywhere(run_json, workload)["code"] != before) == (name in changes), (module, name)
+    rglob, before = pathlib.Path.rglob, manifest.same_everywhere(run_json, workload)["code"]
+    monkeypatch.setattr(pathlib.Path, "rglob", lambda *args: sorted(rglob(*args), reverse=True))  # as another disk may
+    assert manifest.same_everywhere(run_json, workload)["code"] == before

@@ -37,7 +37,7 @@ def draw(images: np.ndarray, labels: np.ndarray, class_names: Sequence[str] = ()
         for line, text in enumerate(lines):
             while text and pen.textlength(text, font) > _CELL:
                 text = text.removesuffix("…")[:-1] + "…"
-            pen.text((x + _CELL // 2, y + height + line * _LINE + 1), text, "black", font, anchor="ma")
+            pen.text((x + _CELL // 2, y + height + line * _LINE), text, "black", font, anchor="ma")
     file = io.BytesIO()
     sheet.save(file, "PNG")
     return file.getvalue()

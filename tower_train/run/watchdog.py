@@ -80,18 +80,20 @@ class StepWatchdog:
         self._doing, self._since = what, self._clock()
 
     def _watch(self) -> None:
-        is_over = False
-        while not is_over:  # the last look is after the end, to tell the others
-            is_over = self._ended.wait(min(_LOOK_SECS, self._timeout / 4))
+        while not self._ended.wait(min(_LOOK_SECS, self._timeout / 4)):
             self._look()
+        self._look_for_end()  # to tell the others
 
-    def _look(self) -> None:
-        since, seconds = self._since, self._clock() - self._since
-        if self._stalled_since not in (None, since):
+    def _look_for_end(self) -> None:
+        if self._stalled_since not in (None, since := self._since):
             say(f"*** Going on, after {since - self._stalled_since:.0f} s.")
             self._stalled_since = None
             self._note_stall("", 0.0)
-        if seconds > self._timeout and not self._ended.is_set():
+
+    def _look(self) -> None:
+        since, seconds = self._since, self._clock() - self._since
+        self._look_for_end()
+        if seconds > self._timeout:
             doing = self._doing
             what = self._obstacle() if doing == _STEP else doing
             if self._stalled_since is None:
