@@ -76,6 +76,7 @@ def main(model_dir):
         line.train(in_turn, max_steps=4)
     tf_estimator.train_and_evaluate(line, tf_estimator.TrainSpec(in_turn, 9, hooks[:1]), everything)
     if not is_evaluator:
+        line.train(in_turn, max_steps=9)  # as the chief knows, there is nothing to train
         make(f"{model_dir}/table", fn=table_fn).train(table_rows, hooks=hooks[1:2])
         make(f"{model_dir}/stopped", 2, normalized_fn).train(in_turn, hooks=hooks[2:])
         print(json.dumps([hook.values for hook in hooks]), flush=True)

@@ -69,6 +69,7 @@ def test_workers_train_as_one_machine_go_on_and_name_one_that_dies_while_an_eval
     with tasks(folders) as (started, hosts):
         found = [printed(started[kind]) for kind in ("chief", "worker")]
         started["chief"].wait_until(lambda: "hangs" in started["worker"].output())
+        assert "Nothing to train: max_steps=9 are done" in started["worker"].output()
         started["worker"].process.send_signal(signal.SIGKILL)
         assert started["chief"].process.wait(jobs.WAIT_SECS) == 138, started["chief"].output()
         [last] = [line for line in started["chief"].output().splitlines() if "tower_train: error: " in line]

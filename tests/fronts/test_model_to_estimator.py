@@ -126,20 +126,6 @@ def test_a_model_that_is_not_built_yet(tmp_path, make_model):
     assert_same_weights(estimator, model)
 
 
-def test_a_model_of_a_file(tmp_path):
-    def squared(x):
-        return x**2
-
-    model = keras.Sequential([keras.Input([5, 5, 1]), layers.Flatten(), layers.Dense(3, activation=squared)])
-    model.compile(loss="mse", optimizer="sgd")
-    model.save(tmp_path / "model.keras")
-    estimator = tf_estimator.model_to_estimator(
-        keras_model_path=tmp_path / "model.keras", custom_objects={"squared": squared}, model_dir=tmp_path / "run"
-    )
-    found = [next(iter(p.values())) for p in estimator.predict(dataset(X, LABELS, 8))]
-    np.testing.assert_allclose(found, model.predict(X, verbose=0), atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -172,13 +158,18 @@ def test_a_model_of_keras_2_trains_as_under_its_fit(tmp_path):
         np.testing.assert_allclose(estimator.get_variable_value(name), value, atol=1e-6, err_msg=name)
 
 
-def test_weights_of_examples_among_the_features(tmp_path):
+def test_weights_of_examples_among_the_features_of_a_saved_model(tmp_path):
+    def squared(x):
+        return x**2
+
     weights = np.linspace(0, 2, 24)
-    model = compiled(network(), "sgd")
+    flat = [keras.Input([5, 5, 1]), layers.Flatten(), layers.Dense(3, activation=squared, name="last")]
+    model = compiled(keras.Sequential(flat, name="saved"), "sgd")
+    model.save(tmp_path / "model.keras")
     weighted = dataset({"features": X, "sample_weights": weights}, LABELS, 12)
-    estimator = make(model, tmp_path, 2)
+    estimator = tf_estimator.model_to_estimator(None, tmp_path / "model.keras", {"squared": squared}, tmp_path / "run")
     before = model.evaluate(X, LABELS, sample_weight=weights, batch_size=12, verbose=0)[0]
     assert estimator.evaluate(weighted)["loss"] == pytest.approx(before)
     estimator.train(weighted)
-    model.fit(X, LABELS, sample_weight=weights, batch_size=24, shuffle=False, verbose=0)
+    model.fit(X, LABELS, sample_weight=weights, batch_size=12, shuffle=False, verbose=0)
     assert_same_weights(estimator, model)
