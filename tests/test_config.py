@@ -122,18 +122,11 @@ def test_a_directory_that_is_in_no_file_system_is_refused(path):
         ExportOptions(train_dir="runs/one", export_dir=path)
 
 
-@pytest.mark.parametrize(
-    ("options", "last_step"),
-    [
-        ({}, 1000),
-        ({"max_steps": 7}, 7),
-        ({"epochs": 1.0}, 4),  # 100 examples, 30 a step: the fourth step ends the epoch
-        ({"epochs": 3.0}, 10),
-        ({"epochs": 0.01}, 1),
-    ],
-)
-def test_the_last_step(options, last_step):
-    assert Config(batch_size=15, num_gpus=2, **options).last_step(num_examples=100) == last_step
+def test_the_last_step():
+    """Of 100 examples, 30 a step: the fourth step ends an epoch."""
+    steps = [({}, 1000), ({"max_steps": 7}, 7), ({"epochs": 1.0}, 4), ({"epochs": 3.0}, 10), ({"epochs": 0.01}, 1)]
+    for options, last in steps:
+        assert Config(batch_size=15, num_gpus=2, **options).last_step(num_examples=100) == last, options
 
 
 def test_every_option_is_described_and_its_default_is_allowed():

@@ -128,13 +128,11 @@ def test_training_imports_nothing_from_its_train_dir(run_has_begun, evil, tmp_pa
     assert not (tmp_path / "marker").exists()
 
 
-MODULE = '''
-"""The toy workload with options of its own."""
-
+MODULE = """
 import dataclasses
 
 import toy_workload
-from tower_train import Examples, Workload
+from tower_train import Workload
 from tower_train.options import DATA, Options, option
 
 
@@ -150,13 +148,12 @@ def make(options):
 
     recipes = {"far": {"shift": 9.0}, "near": {"shift": 0.5}}
     recipe = {recipe} | ({"learning_rate": 0.5, "batch_size": 2} if options.shift == 9 else {})
-    return Workload(
-        "optional", toy_workload.load, network, options=options, configure=make, recipe=recipe, recipes=recipes
-    )
+    return Workload("optional", toy_workload.load, network, options=options, configure=make, recipe=recipe,
+                    recipes=recipes)
 
 
 WORKLOAD = make(ToyOptions())
-'''
+"""
 
 
 @pytest.fixture(scope="module")

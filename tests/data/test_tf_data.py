@@ -60,18 +60,6 @@ def test_towers_share_the_elements_in_their_order_with_the_noise_of_their_positi
     np.testing.assert_array_equal(np.concatenate([features for step in steps for features, _ in step]), expected)
 
 
-def test_workers_share_the_elements_as_towers_do():
-    examples = element_workloads.PIPELINE.examples(DataRequest("train"))
-
-    def taken(num_towers, num_workers=1, worker=0):
-        return batches(element_workloads.PIPELINE, examples, 5, num_towers, 9, 0, num_workers, worker)
-
-    whole, workers = taken(num_towers=6), [taken(2, 3, worker) for worker in range(3)]
-    for expected, *parts in zip(whole, *workers, strict=True):
-        for one, other in zip(expected, [tower for part in parts for tower in part], strict=True):
-            np.testing.assert_array_equal(one[0], other[0])
-
-
 @pytest.fixture
 def record_files(tmp_path):
     """Files of 6, 2, 4 and 12 records, which are 0 to 23."""

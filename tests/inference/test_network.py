@@ -37,29 +37,20 @@ def viewed(views, inference=linear, dtype=tf.float64, unsure=None):
     ]
 
 
-def test_outputs_are_the_weighted_mean_over_views_of_one_network(graph):
-    """On the same variables, in every tower, one view after the other."""
+def test_views_are_looked_at_by_one_network_one_after_the_other(graph):
+    """In every tower; together they would take twice the time, and all their memory."""
     seen, made = [], []
 
     def network(features, training):
         assert training is False
         seen.append(features)
-        made.append(tf.square(features @ v1.get_variable("w", [4, 3], tf.float64)))
-        return {"a": made[-1], "b": tf.identity(made[-1])[:, 0]}
+        made.append(features @ v1.get_variable("w", [4, 3], tf.float64))
+        return made[-1]
 
-    built = viewed(lambda x: [(0.3, x), (0.6, -2 * x), (0.1, x + 1)], network)
+    viewed(lambda x: [(0.3, x), (0.6, -2 * x), (0.1, x + 1)], network)
     assert len(v1.global_variables()) == 1
-    with v1.Session() as session:
-        session.run(v1.global_variables_initializer())
-        v1.global_variables()[0].load(np.arange(12.0).reshape(4, 3), session)
-        found, weights = session.run([built, v1.global_variables()[0]])
-    for outputs, first in zip(found, (0, 9), strict=True):
-        x = np.arange(8.0).reshape(2, 4) + first
-        expected = sum(w * (view @ weights) ** 2 for w, view in [(0.3, x), (0.6, -2 * x), (0.1, x + 1)])
-        np.testing.assert_allclose(outputs["a"], expected, rtol=1e-12)
-        np.testing.assert_allclose(outputs["b"], expected[:, 0], rtol=1e-12)
     waits = [made[i - 1].op in seen[i].op.control_inputs for i in range(1, 6)]
-    assert waits == [True, True, False, True, True], "together they take twice the time, and all their memory"
+    assert waits == [True, True, False, True, True]
 
 
 def test_the_mean_over_views_is_in_full_precision(graph):
@@ -77,14 +68,14 @@ def test_sure_examples_are_looked_at_once(graph, doubt):
     def network(x, training):
         return {"a": tf.square(x), "b": x[:, 0]}
 
-    built = viewed(lambda x: [(0.5, x), (0.5, -2 * x)], network, unsure=lambda outputs: outputs["b"] < doubt)
+    built = viewed(lambda x: [(0.3, x), (0.7, -2 * x)], network, unsure=lambda outputs: outputs["b"] < doubt)
     with v1.Session() as session:
         found = session.run(built)
     for outputs, first in zip(found, (0, 9), strict=True):
         x = np.arange(8.0).reshape(2, 4) + first
         is_mean = x[:, 0] < doubt
-        np.testing.assert_allclose(outputs["a"], np.where(is_mean[:, None], 2.5, 1) * x**2, rtol=1e-12)
-        np.testing.assert_allclose(outputs["b"], np.where(is_mean, -0.5, 1) * x[:, 0], rtol=1e-12)
+        np.testing.assert_allclose(outputs["a"], np.where(is_mean[:, None], 0.3 + 0.7 * 4, 1) * x**2, rtol=1e-12)
+        np.testing.assert_allclose(outputs["b"], np.where(is_mean, 0.3 - 0.7 * 2, 1) * x[:, 0], rtol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -85,17 +85,16 @@ def test_it_is_exported_with_its_raw_outputs(run, command, tmp_path):
         np.testing.assert_allclose(found["outputs"][:, 0], outputs(run, X), atol=1e-5)
 
 
-def test_features_and_outputs_of_several_tensors_keep_their_names(tmp_path, command):
-    def examples(request):
-        features = {"b": np.ones([8, 2], np.float32), "a": np.arange(8)}
-        return Examples.from_arrays(request.split, features, X[:8, 0])
+def test_features_and_outputs_of_several_tensors_keep_their_names(tmp_path):
+    features = {"b": np.ones([8, 2], np.float32), "a": np.arange(8)}
 
     def network(features, training):
         slope = v1.get_variable("slope", [], initializer=v1.ones_initializer())
         total = slope * (tf.reduce_sum(features["b"], axis=1) + tf.cast(features["a"], tf.float32))
         return {"sum": total, "twice": 2 * total}
 
-    workload = Workload("several", examples, network, loss=lambda outputs, labels: tf.reduce_mean(outputs["sum"]) * 0)
+    workload = Workload("several", lambda request: Examples.from_arrays(request.split, features, X[:8, 0]), network,
+                        loss=lambda outputs, labels: tf.reduce_mean(outputs["sum"]) * 0)  # fmt: skip
     jobs.train_toy(tmp_path / "run", workload=workload, max_steps=1)
     folder, _ = saved_model.export(ExportOptions(train_dir=str(tmp_path / "run")), tmp_path / "model", workload)
     served = tf.saved_model.load(str(folder)).signatures["serving_default"]
