@@ -31,13 +31,12 @@ def pipeline(request):
     return dataset.prefetch(20)
 
 
-def in_order(request):
-    dataset = tf.data.Dataset.from_tensor_slices(arrays(request.split))
-    return dataset.repeat() if request.split == "train" else dataset
-
-
 def ending(request):
     return tf.data.Dataset.from_tensor_slices(arrays(request.split))
+
+
+def in_order(request):
+    return ending(request).repeat() if request.split == "train" else ending(request)
 
 
 def ending_uncounted(request):

@@ -10,7 +10,7 @@ from tower_train import config
 from tower_train.bench import sides as benchmark
 from tower_train.config import Config, EvaluateOptions, ExportOptions, PredictOptions
 from tower_train.errors import ConfigError
-from tower_train.options import Options, allowed, as_text, kind_of, parse, rules
+from tower_train.options import Options, allowed, as_text, kind_of, parse
 from tower_train.workloads import image_folder, template
 
 OPTIONS = {field.name: field for field in dataclasses.fields(Config)}
@@ -90,11 +90,6 @@ def test_options_that_do_not_go_together_are_refused_by_name(options, named):
     assert all(word in message for word in named) and "\n" not in message
 
 
-def test_points_are_pairs_of_a_share_and_a_value():
-    assert rules.parse_points("0:0.2,0.23:1,1:7e-2") == ((0.0, 0.2), (0.23, 1.0), (1.0, 0.07))
-    assert rules.parse_points("0.5:0") == ((0.5, 0.0),)
-
-
 def test_an_elastic_cluster_has_the_batch_of_the_most_workers_whoever_is_there():
     hosts = dict(worker_hosts="a:1,b:2,c:3,d:4,e:5", task_index=1, train_dir="x", elastic="2:4", num_gpus=2)
     config = Config(**hosts, batch_size=8, accumulate_steps=3)
@@ -102,15 +97,6 @@ def test_an_elastic_cluster_has_the_batch_of_the_most_workers_whoever_is_there()
     assert Config(**hosts, global_batch_size=64).tower_batch == 8
     assert "evenly among 4 workers x 2 towers. Choose a multiple of 8" in refusal(**hosts, global_batch_size=60)
     assert "evenly among 3 towers. Choose" in refusal(num_gpus=3, global_batch_size=64)
-
-
-def test_checkpoints_are_due_at_their_interval_and_for_evaluations():
-    def due(**options):
-        return [step for step in range(1, 13) if Config(**options).is_saved(step)]
-
-    assert due(save_every_steps=5) == [5, 10]
-    assert due(save_every_steps=6, eval_every_steps=4) == [4, 6, 8, 12]
-    assert due(save_every_steps=0) == []
 
 
 @pytest.mark.parametrize("path", ["gs://bucket/run", "hdfs://host:9000/run", "file:///tmp/run", pathlib.Path("s3://a")])
@@ -122,11 +108,14 @@ def test_a_directory_that_is_in_no_file_system_is_refused(path):
         ExportOptions(train_dir="runs/one", export_dir=path)
 
 
-def test_the_last_step():
-    """Of 100 examples, 30 a step: the fourth step ends an epoch."""
+def test_the_last_step_and_those_with_a_checkpoint():
+    """Of 100 examples, 30 a step: the fourth step ends an epoch. Evaluations need checkpoints too."""
     steps = [({}, 1000), ({"max_steps": 7}, 7), ({"epochs": 1.0}, 4), ({"epochs": 3.0}, 10), ({"epochs": 0.01}, 1)]
     for options, last in steps:
         assert Config(batch_size=15, num_gpus=2, **options).last_step(num_examples=100) == last, options
+    for options, saved in (({}, [6, 12]), ({"eval_every_steps": 4}, [4, 6, 8, 12]), ({"save_every_steps": 0}, [])):
+        config = Config(**{"save_every_steps": 6} | options)
+        assert [step for step in range(1, 13) if config.is_saved(step)] == saved
 
 
 def test_every_option_is_described_and_its_default_is_allowed():

@@ -25,9 +25,6 @@ def test_the_suggested_rate_is_that_of_the_fastest_fall_before_the_lowest_loss()
     assert find_rate.suggested(RATES, below_zero) == pytest.approx(0.02, rel=0.2)
     assert find_rate.suggested(RATES, 1 + np.log10(1 + RATES)) is None
     assert find_rate.suggested(RATES, np.full(200, 2.3)) is None
-
-
-def test_a_moving_average_of_equal_losses_is_that_loss():
     np.testing.assert_allclose(find_rate.smoothed([3.0] * 50), 3)
     assert find_rate.smoothed([1.0, 2.0])[1] == pytest.approx((0.98 * 0.02 * 1 + 0.02 * 2) / (1 - 0.98**2))
 

@@ -22,7 +22,6 @@ from tower_train.run import train as running
         ("--gpus=7", ["--gpus=7", "this machine's GPUs are: none"]),
         ("--device=gpu", ["this machine's GPUs are: none", "--device=cpu"]),
         ("--dataset=mnist", ["--dataset=mnist", "cifar10", "generated"]),
-        ("--workload=toy_workload --dataset=mnist", ["--dataset=mnist: workload toy knows auto only"]),
         ("--data_dir=/no/such/directory", ["--data_dir=/no/such/directory", "data_batch_1.bin"]),
         ("--dataset=generated --data_dir=s3://bucket", ["s3://bucket: ", "a local or mounted folder"]),
     ],

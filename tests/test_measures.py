@@ -57,10 +57,10 @@ def test_ties_and_numbers_that_are_none_count_against_the_right_class():
     np.testing.assert_array_equal(found["precision @ 5"], [1, 1, 1, 1, 0, 0, 0, 1, 0])
 
 
-@pytest.mark.parametrize(("classes", "ranks"), [(2, [1]), (5, [1]), (6, [1, 5])])
-def test_the_first_five_are_told_only_where_there_are_more(classes, ranks):
-    found = values.of(measures.classification_metrics, np.zeros([1, classes]), np.array([0]))
-    assert list(found) == [f"precision @ {k}" for k in ranks]
+def test_the_first_five_are_told_only_where_there_are_more():
+    for classes, ranks in ((2, [1]), (5, [1]), (6, [1, 5])):
+        found = values.of(measures.classification_metrics, np.zeros([1, classes]), np.array([0]))
+        assert list(found) == [f"precision @ {k}" for k in ranks]
 
 
 @pytest.mark.parametrize("function", [measures.softmax_cross_entropy, measures.classification_metrics])

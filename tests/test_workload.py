@@ -194,13 +194,11 @@ def test_mistakes_are_told_as_those_in_the_trainers_options(parse, words, text):
 
 
 def test_a_recipe_is_the_options_it_names_with_all_that_suits_them(parse):
+    """Beside what the command line gives."""
     assert parse("--recipe=far", "--num_gpus=2") == parse("--shift=9", "--num_gpus=2")
     config, options = parse("--recipe=far")
     assert options == {"shift": 9.0}
     assert (config.learning_rate, config.batch_size, config.epochs) == (0.5, 2, 3.0)
-
-
-def test_what_the_command_line_gives_wins(parse):
     config, options = parse("--batch_size=6", "--recipe=far", "--loud", "--max_steps=7", "--shift=9")
     assert (config.learning_rate, config.batch_size, config.max_steps, config.epochs) == (0.5, 6, 7, None)
     assert options == {"shift": 9.0, "loud": True}

@@ -292,6 +292,7 @@ def test_a_confusion_matrix_of_long_names_has_columns_by_number():
         (["--train_dir={none}"], "--train_dir={none} holds no run: run.json is missing"),
         (["--train_dir={no_checkpoint}"], "--train_dir={no_checkpoint} holds no checkpoint yet"),
         (["--train_dir={run}", "--workload=cifar10"], "{run} is a run of workload toy, not of cifar10"),
+        (["--train_dir={run}", "--dataset=mnist"], "--dataset=mnist: workload toy knows auto only"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_it_and_changes_nothing(words, part, refusal, run, tmp_path):

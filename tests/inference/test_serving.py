@@ -222,8 +222,3 @@ def test_exported_networks_decode_photographs_as_training_does():
         with tf.Graph().as_default(), v1.Session() as session:
             served = session.run(serving._decoded(tf.constant(content.getvalue()), 16, 16, 1)).astype(int)
         assert np.abs(served - decoding.decode(content.getvalue(), 16, 16, 1)).max() <= most
-
-
-def test_a_network_on_other_features_is_exported_without_files(toy_run, tmp_path):
-    _, names = saved_model.export(ExportOptions(train_dir=str(toy_run)), tmp_path / "model")
-    assert names == ["serving_default", "predict"]
