@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import pytest
+import tensorflow as tf
 
 from tower_train.cluster import failures
 from tower_train.cluster.board import WorkerState, WorkerStatus
@@ -82,6 +83,14 @@ def test_a_worker_of_an_elastic_cluster_waits_for_a_chief_that_starts_itself_aga
         assert watch.failure(WorkerState.READY, after=START_TIMEOUT_SECS - 1) is None
     watch.read(status(0, 3, state=WorkerState.FAILED, failure="too few", is_final=True), state=WorkerState.READY)
     assert watch.failure(WorkerState.READY)[0] == "too few"
+
+
+def test_a_chief_that_is_over_before_a_worker_has_started_was_of_an_earlier_training():
+    watch = Watch(index=1)
+    watch.read(status(0, state=WorkerState.OVER), state=WorkerState.STARTING)
+    assert watch.failure(WorkerState.STARTING) is None
+    text, _ = watch.failure(WorkerState.STARTING, after=START_TIMEOUT_SECS + 1)
+    assert text.startswith("worker 0 (the chief, a:1) has not started for 1801 s. ")
 
 
 def test_the_chief_hears_nothing_of_workers_that_are_still_with_an_earlier_start_of_it():
@@ -217,3 +226,8 @@ def test_who_has_ended_is_named_by_those_whose_step_waits_for_it_and_not_before(
             name = f"worker {ended} ({'the chief, ' * (ended == 0)}{HOSTS[ended]})"
             assert str(error).startswith(f"{name} has ended after step 6, but step 8 waits for it.")
             assert error.exit_status == 2
+
+
+@pytest.mark.parametrize("text", ["Shape mismatch in the collective instance 5", "[5] Tensor Size Mismatch"])
+def test_tensors_of_different_sizes_are_known_by_either_error_of_tensorflows(text):
+    assert failures.is_of_sizes(tf.errors.InternalError(None, None, text)) and not failures.is_of_sizes(KeyError(text))

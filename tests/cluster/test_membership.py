@@ -17,6 +17,7 @@ from tower_train import errors
 from tower_train.cluster import heartbeat
 from tower_train.cluster.agreement import Agreement
 from tower_train.cluster.task import Policy, Task
+from tower_train.graph import devices
 from tower_train.run import prepare
 
 TIMEOUT_SECS = 3
@@ -104,11 +105,14 @@ def test_a_run_waits_for_killed_workers_is_not_touched_by_strays_and_trains_ever
     assert jobs.saved_steps(run)[-1] == len(records)
 
 
-def test_a_session_hook_of_one_worker_ends_all_after_the_same_step(tmp_path):
+def test_a_session_hook_of_one_worker_ends_all_after_the_same_step(tmp_path, monkeypatch):
+    """Each has its place among the workers of its machine."""
+    place, places = devices.place, set()
+    monkeypatch.setattr(devices, "place", lambda *a, **local: places.add(local.get("local")) or place(*a, **local))
     options = COMMON | dict(batch_size=4, max_steps=jobs.ENDLESS)
     results = clusters.train_together(tmp_path, 2, session_hooks={1: [jobs.stop_at(5)]}, **options)
     assert [(result.step, result.stopped_by) for result in results] == [(6, "a session hook")] * 2
-    assert jobs.saved_steps(tmp_path) == [6]
+    assert jobs.saved_steps(tmp_path) == [6] and places >= {(0, 2), (1, 2)}
 
 
 def test_all_end_well_where_the_chief_finds_no_gain_and_have_no_more_to_do_after_that(tmp_path, monkeypatch):

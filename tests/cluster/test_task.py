@@ -51,6 +51,7 @@ def test_tf_configs_chief_comes_before_its_workers_and_empty_jobs_and_an_evaluat
         (json.dumps({"cluster": {"worker": WORKERS}}), "cannot be understood"),
         (tf_config(["worker"], 0, worker=WORKERS), "type is no text"),
         (tf_config("worker", 0, worker=["a:1", 5]), "no list of texts"),
+        (tf_config("worker", 0, worker="a:1"), "no list of texts"),
         (tf_config("worker", float("inf"), worker=["a:1"]), "index is 'inf', not a"),
         (tf_config("worker", 0, worker=["a:99999"]), "'a:99999' is not"),
         (tf_config("worker", 0, worker=["a:1", "a:1"]), "twice"),
@@ -101,7 +102,7 @@ def test_slurms_tasks_are_workers_node_after_node(nodes, tasks_per_node, index, 
         (dict(STEP_NODELIST="n[1-"), r"n\[1-"),
         (dict(STEP_NODELIST="n[2-1]"), "are not"),
         (dict(STEP_NODELIST="n[1-999999999]"), "not as in"),
-        (dict(STEP_TASKS_PER_NODE="2(x"), "SLURM_STEP_TASKS_PER_NODE"),
+        (dict(STEP_TASKS_PER_NODE="2,2(x"), "SLURM_STEP_TASKS_PER_NODE"),
     ],
 )  # fmt: skip
 def test_slurm_variables_that_cannot_be_are_one_line(changes, reason, monkeypatch):

@@ -128,11 +128,11 @@ def note(compared, step, value, mode="max"):
 
 def test_an_evaluation_of_a_step_that_was_lost_does_not_count_until_it_is_done_again(tmp_path):
     """The newest checkpoint may be damaged: the run resumes at the one before, of step 20."""
-    compared = best.Best(directory.RunDirectory(tmp_path), False, 16, 16)
+    compared = best.Best(directory.RunDirectory(tmp_path), False, 80, 16)
     for step in (20, 25):
         note(compared, step, 0.5)
-    resumed = best.Best(directory.RunDirectory(tmp_path), False, 16, 16)
-    assert compared.is_over and not resumed.is_over
+    resumed = best.Best(directory.RunDirectory(tmp_path), False, 80, 16)
+    assert compared.is_over and not resumed.is_over and not resumed.is_kept
     assert [(resumed.begin(step), resumed.is_over) for step in (20, 25, 30)] == [
         (False, False), (False, True), (True, True),
     ]  # fmt: skip

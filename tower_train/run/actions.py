@@ -268,7 +268,6 @@ class Stop(Action):
 
     def __init__(self, running: Running):
         self._running, self._request = running, running.start.graph.ask_to_stop
-        self._has_asked = False
 
     def begin(self):
         # A process by itself may do no step at all.
@@ -279,8 +278,7 @@ class Stop(Action):
     def __call__(self, step, report):
         is_over = self._running.stop_reason() is not None
         if self._request:
-            if is_over and not self._has_asked:
+            if is_over:
                 self._running.session.run(self._request)
-                self._has_asked = True
             is_over = report.stopping > 0
         self._running.is_over = is_over
