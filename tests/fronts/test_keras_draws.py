@@ -10,6 +10,7 @@ import trainings
 from keras_workload import SIZE, drawing, images, train
 
 import tower_train
+from tower_train import errors
 from tower_train.fronts.lockstep.draws import drawn_for_more
 
 v1 = tf.compat.v1
@@ -105,9 +106,6 @@ def test_draws_for_more_rows_are_those_of_the_whole_that_are_kept():
     def rows(size):
         return None if size == 3 else (10, tf.range(size) + 4)
 
-    def refuse(name):
-        raise KeyError(name)
-
     random, inputs = keras.random, tf.ones([2, 50])
     alone = random.dropout(inputs, 0.5, noise_shape=(1, 50), seed=1)
     for draw in (
@@ -117,11 +115,11 @@ def test_draws_for_more_rows_are_those_of_the_whole_that_are_kept():
         lambda size: random.dropout(tf.ones([size, 50]), 0.5, noise_shape=[None, 50], seed=1),
     ):  # fmt: skip
         whole, three = draw(10), draw(3)
-        with drawn_for_more(rows, refuse):
+        with drawn_for_more(rows, "Mine"):
             np.testing.assert_array_equal(draw(2), whole[4:6])
             np.testing.assert_array_equal(draw(3), three)
             np.testing.assert_array_equal(random.dropout(inputs, 0.5, noise_shape=(1, 50), seed=1), alone)
-            with pytest.raises(KeyError, match="gamma"):
+            with pytest.raises(errors.ConfigError, match="Mine calls keras.random.gamma"):
                 random.gamma([2], 1.0)
 
 
@@ -137,7 +135,7 @@ def test_draws_of_tensorflow_for_more_rows_have_the_same_seeds():
             for _ in range(before):
                 tf.random.normal([1])
             kept = lambda size: (8, tf.range(size) + 8 - rows)  # noqa: E731
-            with drawn_for_more(kept, None, itertools.count(), lambda: is_off):
+            with drawn_for_more(kept, "", itertools.count(), lambda: is_off):
                 return session.run([draw([rows, 4]) for draw in draws])
 
     for seed in (0, 1):

@@ -216,12 +216,6 @@ def test_a_network_of_integers_computes_in_the_runs_dtype(dtype, kept):
     assert computed == [dtype] and variables["dense/kernel"].dtype == kept
 
 
-def test_outside_of_a_run_the_arithmetic_is_in_the_dtype_of_the_features():
-    with tf.Graph().as_default():
-        outputs = tower_train.keras_network(small())(tf.ones([2, SIZE, SIZE, 2], tf.float64), training=False)
-    assert outputs.dtype == tf.float64
-
-
 def test_constraints_hold_after_a_step(examples):
     ended = train(examples, small(constraint=keras.constraints.UnitNorm(axis=[0, 1, 2])), 2)[1]
     np.testing.assert_allclose(np.sqrt(np.sum(ended["conv2d_1/kernel"] ** 2, axis=(0, 1, 2))), 1, rtol=1e-6)

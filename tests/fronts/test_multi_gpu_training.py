@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_twins import CROSS_ENTROPY, assert_same, data, fit_both, rng, small_network, twins
+from keras_twins import CROSS_ENTROPY, assert_same, data, fit_both, small_network, twins
 
 import tower_train
 
@@ -16,12 +16,6 @@ class TestTrainingEqualsKeras:
         x, y = data(245, 6, 6, 2)  # batches of 10 and one of 5, which three towers cannot share out evenly
         settings = lambda: dict(optimizer=keras.optimizers.Adam(0.002), loss=CROSS_ENTROPY, metrics=["accuracy"])  # noqa: E731
         assert_same(fit_both(small_network, 3, settings, x, y, batch_size=10, epochs=2), 1e-9)
-
-    def test_with_weights_of_samples_and_validation_data(self, float64):
-        x, y = data(22, 6, 6, 2)
-        settings = {"optimizer": "sgd", "loss": CROSS_ENTROPY, "weighted_metrics": ["accuracy"]}
-        given = dict(sample_weight=rng.uniform(0, 2, 22), validation_split=0.3)
-        assert_same(fit_both(small_network, 3, settings, x, y, 8, **given), 1e-9)
 
     def test_on_datasets_generators_and_py_datasets(self, float64):
         x, y = data(14, 6, 6, 2)

@@ -156,9 +156,7 @@ def disagree(trial):
     one_image = X + (np.arange(EXAMPLES) == 40)[:, None] * rank
     for given in (
         examples_of() | dict(batch_size=8 + rank),
-        examples_of(X[rank:], Y[rank:]),
         dict(x=pieces),
-        examples_of(X, np.roll(Y, rank)) | dict(shuffle=False),
         dict(x=UNSEEDED),
         examples_of() | dict(x={"words": WORDS, "features": one_image}, shuffle=False, batch_size=46),
         examples_of() | dict(validation_data=tuple(examples_of(X - rank).values()), shuffle=False),

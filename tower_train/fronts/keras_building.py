@@ -21,15 +21,8 @@ def build_isolated(work: Callable[[keras.StatelessScope | None], Any], dtype: st
     """Calls a function that builds Keras models, isolated from the program's use of Keras and TensorFlow.
 
     A thread begins with an empty state of Keras, in which layers without a name are numbered from 0 on, and outside of
-    any graph. No variable gets a value there; assignments, such as of loaded weights, are noted.
-
-    Args:
-      work: gets the scope that notes assignments.
-      dtype: Keras' default for layers.
-      valued: give variables values after all, as Keras does; without a scope.
-
-    Returns:
-      The function's result.
+    any graph. No variable gets a value there; the scope that `work` gets notes assignments, such as of loaded weights.
+    `valued` gives variables values after all, as Keras does, without a scope. dtype is Keras' default for layers.
     """
 
     def in_thread():
@@ -76,12 +69,8 @@ def named_variables(model: keras.Model) -> dict[str, keras.Variable]:
 
 
 def initializer_of(variable: keras.Variable, assigned: tf.Tensor | None):
-    """Returns an initializer for get_variable.
-
-    Args:
-      variable: without a value, if its model was built in a StatelessScope.
-      assigned: its value in that scope, such as a loaded weight; None if it has none there.
-    """
+    """Returns an initializer for get_variable; `assigned` is the value of the variable in the scope in which its model
+    was built, such as a loaded weight, or None."""
     initializer = compat.pending_initializer(variable)
     if assigned is None and initializer is None:  # the model was built elsewhere
         assigned = variable.value

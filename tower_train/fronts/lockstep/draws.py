@@ -14,47 +14,18 @@ _OF_NO_ROWS = ("beta", "binomial", "categorical", "gamma", "shuffle")  # of kera
 
 
 @contextlib.contextmanager
-def drawn_by_example(
-    cuts: Sequence[Cut], program: str, op_seeds: Iterator[int], is_off: Callable[[], bool] = lambda: False
-) -> Iterator[list[tuple[tf.Tensor, Callable]]]:
-    """Makes keras.random and tf.random draw for the whole batch within this block, of which the tower takes the rows of
-    its examples.
-
-    Args:
-      cuts: of the tower's tensors; none if it has the whole batch.
-      program: the name, for messages, of what draws.
-      op_seeds: of the draws of tf.random without a seed, the same ones for each tower.
-      is_off: tells whether draws are as always just now, as of initial values.
-
-    Yields:
-      As drawn_for_more.
-    """
-
-    def refuse(name):
-        raise errors.ConfigError(
-            f"{program} calls keras.random.{name}, which towers cannot draw as one device does. Draw with "
-            "keras.random.normal, uniform, truncated_normal, randint or dropout, make the numbers a part of the data, "
-            "or train on one device: gpus=1, of an Estimator RunConfig(num_gpus=1)."
-        )
-
-    rows = functools.partial(_rows_of_draw, cuts)
-    with drawn_for_more(rows, refuse if cuts else None, op_seeds, is_off) as draws:
-        yield draws
-
-
-@contextlib.contextmanager
 def drawn_for_more(
-    rows: Callable[[Size], tuple[Size, tf.Tensor] | None], refuse: Callable[[str], None] | None,
-    op_seeds: Iterator[int] | None = None, is_off: Callable[[], bool] = lambda: False,
+    rows: Callable[[Size], tuple[Size, tf.Tensor] | None], program: str, op_seeds: Iterator[int] | None = None,
+    is_off: Callable[[], bool] = lambda: False,
 ) -> Iterator[list[tuple[tf.Tensor, Callable]]]:  # fmt: skip
     """Makes keras.random and tf.random draw for more rows within this block, from the same seeds, and keeps some rows.
 
     Args:
       rows: first size of a draw's shape -> (the size to draw, indices of the rows to keep), or None for the draw as it
         is.
-      refuse: gets the name of a function whose numbers cannot be cut by rows, and raises; None: these draw as always.
+      program: the name, for messages, of what draws: numbers that cannot be cut by rows are refused; "": they are not.
       op_seeds: of draws of tf.random without a seed; None: TensorFlow's, the numbers of such draws before them.
-      is_off: tells whether draws are as always just now.
+      is_off: tells whether draws are as always just now, as of initial values.
 
     Yields:
       A list that gets of each draw that is cut (kept rows, function that draws as always, from the same seeds).
@@ -63,8 +34,12 @@ def drawn_for_more(
 
     def draw(function, given):
         name = function.__name__
-        if refuse and name in _OF_NO_ROWS:
-            refuse(name)
+        if program and name in _OF_NO_ROWS:
+            raise errors.ConfigError(
+                f"{program} calls keras.random.{name}, which towers cannot draw as one device does. Draw with "
+                "keras.random.normal, uniform, truncated_normal, randint or dropout, make the numbers a part of the "
+                "data, or train on one device: gpus=1, of an Estimator RunConfig(num_gpus=1)."
+            )
         if is_off() or name in _OF_NO_ROWS:
             return function(**given)
         if op_seeds and isinstance(given.get("seed2"), compat.NoSeed):
@@ -98,7 +73,7 @@ def _dropped(rows: Callable, dropout: Callable, given: dict) -> tf.Tensor:
     return inputs * tf.gather(kept, chosen[1])
 
 
-def _rows_of_draw(cuts: Sequence[Cut], size: Size) -> tuple[Size, tf.Tensor] | None:
+def rows_of_draw(cuts: Sequence[Cut], size: Size) -> tuple[Size, tf.Tensor] | None:
     """Chooses a tower's rows of random numbers that are drawn for the whole batch.
 
     Args:

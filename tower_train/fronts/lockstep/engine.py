@@ -22,15 +22,8 @@ _BRANCHES = ("Case", "If", "StatelessCase", "StatelessIf")  # are traced in each
 def run(
     model: keras.Model, step: Step, data, devices: Sequence[str], merge_device: str, exchange: Exchange
 ) -> tuple[Meeting, list]:
-    """Runs a model's step on consecutive parts of a batch.
-
-    Args:
-      model: with all its variables.
-      step: (model, data) -> its requests; the model's `tower_step` or one of `default_step`.
-      data: a structure of tensors [batch, ...].
-      devices: over this process's towers.
-      merge_device: where the towers' tensors are joined.
-      exchange: with other processes, which have as many towers.
+    """Runs a step of a model, which has all its variables, on consecutive parts of a batch, of which this process's
+    devices compute theirs; towers' tensors are joined on merge_device.
 
     Returns:
       The towers at the end of the step, and over them what the step returned.
@@ -64,7 +57,7 @@ def run(
 
 
 def is_own(step: Step) -> bool:
-    """Returns whether a step is a method that a program wrote."""
+    """Returns whether a program wrote a step."""
     return step not in (requests.train, requests.test, requests.predict)
 
 
@@ -106,18 +99,8 @@ def rehearse(
     model: keras.Model, step: Step, data, count: int, losses: list[tf.Tensor] | None = None
 ) -> list[keras.optimizers.Optimizer]:
     """Runs a step on a whole batch in a graph that is thrown away: creates the variables of layers, metrics and
-    optimizers, and notes draws that depend on towers.
-
-    Args:
-      model: of the step.
-      step: as for `run`.
-      data: a batch, for its dtypes and shapes.
-      count: of towers.
-      losses: gets the values of the step's losses in the graph.
-
-    Returns:
-      The optimizers.
-    """
+    optimizers, which it returns, and notes draws that depend on the `count` of towers. `losses` gets the values of the
+    step's losses in the graph."""
     trained: dict[int, tuple[keras.optimizers.Optimizer, dict]] = {}
     specs = keras.tree.map_structure(lambda leaf: leaf if leaf is None else tf.type_spec_from_value(leaf), data)
     with compat.eager_mode(), tf.device(HOST):  # so that variables have their values now

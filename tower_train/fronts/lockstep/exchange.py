@@ -55,14 +55,7 @@ class Exchange:
 
 
 class Workers(Exchange):
-    """This process among the workers that train one model together, all of which must make the same calls.
-
-    Args:
-      cluster: this process's.
-
-    Attributes:
-      rank, size, is_chief: as of the cluster.
-    """
+    """This process among the workers that train one model together, all of which must make the same calls."""
 
     def __init__(self, cluster: program.Cluster):
         self.rank, self.size, self.is_chief = cluster.rank, cluster.size, cluster.is_chief
@@ -113,24 +106,15 @@ class Workers(Exchange):
         return self._exchanged(lambda *arrays: self.gather("an exchange of values", arrays)[0], tensors)
 
     def gather(self, point: str, arrays: Sequence[np.ndarray] = (), **facts) -> list[list[np.ndarray]]:
-        """Returns the arrays over workers.
-
-        Args:
-          point: this worker's place in the program.
-          arrays: in any number and shape.
-          facts: by name, strings and numbers that must be the same in all workers.
-
-        Raises:
-          ConfigError: in all workers, if one of them differs from the chief.
-          WorkerError: a worker is missing.
-        """
+        """Returns over workers arrays of any shapes; ConfigError in all of them if this place in the program, or one of
+        these facts, strings and numbers by name, is another in one of them than in the chief."""
         message, dtypes = io.BytesIO(), [array.dtype for array in arrays]
         place = {"its place": point} | facts | {"what it sends": str(dtypes)}
         for each in (json.dumps(place), *arrays):
             np.save(message, each, allow_pickle=False)
         sent = message.getvalue()
         words = np.frombuffer(sent + bytes(-len(sent) % _WORD.itemsize), _WORD)
-        words, lengths = self._run("gather", self._gathered, words)
+        [words], lengths = self._run("gather", _gathered, words)
         by_worker = [io.BytesIO(part) for part in np.split(words, np.cumsum(lengths)[:-1])]
         places = [json.loads(str(np.load(part, allow_pickle=False))) for part in by_worker]
         for worker, its in enumerate(places):
@@ -151,14 +135,14 @@ class Workers(Exchange):
         for dtype in dict.fromkeys(array.dtype for array in arrays):  # in one order in all workers
             members = [i for i, array in enumerate(arrays) if array.dtype == dtype]
             flat = np.concatenate([np.ravel(arrays[i]) for i in members])
-            total = self._run(f"sum of {flat.size} {dtype}", self._summed, flat)
+            total = self._run(f"sum of {flat.size} {dtype}", collectives.reduce, flat)
             ends = np.cumsum([arrays[i].size for i in members])
             for i, part in zip(members, np.split(total, ends[:-1]), strict=True):
                 sums[i] = part.reshape(np.shape(arrays[i]))
         return sums
 
     def begin_batches(self, series: str = "") -> None:
-        """Notes that a series of batches begins; series: its name for messages."""
+        """Notes that a series of batches begins, of this name for messages."""
         self._series, self._batch = series, 0
         if isinstance(self._failure, errors.ConfigError):  # all workers are at the same place
             self._failure = None
@@ -197,21 +181,15 @@ class Workers(Exchange):
 
         return tf.numpy_function(run, tensors, list(dtypes))
 
-    def _gathered(self, message: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
-        [words], lengths = collectives.gather([message], self.size, name)
-        return words, lengths
-
-    def _summed(self, values: tf.Tensor, name: str) -> tf.Tensor:
-        return collectives.reduce(values, self.size, name)
-
     @functools.cache  # noqa: B019 - lives as long as the process
     def _made(self, name: str, make: Callable, dtype: np.dtype) -> tuple:
         """Returns the placeholder and the results of operations that workers find by a name."""
         with self._graph.as_default(), tf.device(HOST):
             fed = v1.placeholder(dtype, [None])
-            return fed, make(fed, f"keras {name}")
+            return fed, make(fed, self.size, f"keras {name}")
 
     def _run(self, name: str, make: Callable, array: np.ndarray):
+        """Runs make(values, workers, name) in all of them on an array [values]."""
         with self._lock:
             if isinstance(self._failure, errors.WorkerError):
                 raise self._failure
@@ -230,6 +208,10 @@ class Workers(Exchange):
         """Notes the batches begun, of which the last one may wait for other workers, for the cluster to watch."""
         begun = max(self._batches, 1)  # others may be waited for before the first batch too
         self._counts[:] = begun, begun - is_waiting
+
+
+def _gathered(words: tf.Tensor, *args) -> tuple[list[tf.Tensor], tf.Tensor]:
+    return collectives.gather([words], *args)
 
 
 ALONE = Exchange()

@@ -18,15 +18,7 @@ from tower_train.graph.gradients import GradientsAndVariables
 
 
 class Meeting:
-    """The towers of a step where they meet.
-
-    Args:
-      model: whose step it is.
-      towers: of this process.
-      exchange: with other processes.
-      device: where rows are joined.
-      is_own_step: whether the program wrote the step, so that its assignments are refused.
-    """
+    """This process's towers of a step where they meet, on a device; assignments of a program's own step are refused."""
 
     def __init__(self, model: keras.Model, towers: Sequence[Tower], exchange: Exchange, device: str, is_own_step: bool):
         self.model, self.towers, self.exchange, self._device = model, towers, exchange, device
@@ -39,8 +31,6 @@ class Meeting:
 
     def join(self, structures: Sequence) -> list:
         """Returns over towers, on their devices, the structures of joined tensors; gradients go to their rows."""
-        if self.is_alone:
-            return list(structures)
         leaves = [
             [parts.as_tensor(leaf) for leaf in keras.tree.flatten(each) if leaf is not None] for each in structures
         ]
@@ -56,8 +46,6 @@ class Meeting:
 
     def rows(self, values: Sequence):
         """Joins the towers' rows, less those of towers without examples, and what Keras attached to them."""
-        if self.is_alone:
-            return values[0]
         local = [
             parts.rows_of(value, 0, tf.where(tower.part.share > 0, parts.batch_size(value), 0))
             for tower, value in zip(self.towers, values, strict=True)
@@ -72,8 +60,6 @@ class Meeting:
     def totals(self, values: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
         """Returns the means over examples of floating-point values, and the sums of others, over which there are those
         of the towers."""
-        if self.is_alone:
-            return [of_towers[0] for of_towers in values]
         with tf.device(self._device):
             return self.exchange.sum([self._local(of_towers) for of_towers in values])
 

@@ -11,19 +11,12 @@ Size = int | tf.Tensor  # an integer if static
 
 
 class Cut(NamedTuple):
-    """A tower's rows of a tensor; a tower without examples has the last row.
+    """A tower's rows of a tensor; a tower without examples has the last row."""
 
-    Attributes:
-      rows: their number.
-      begin: the first one's index in the batch.
-      batch: the rows of all towers.
-      examples: 0 or `rows`.
-    """
-
-    rows: Size
-    begin: Size
-    batch: Size
-    examples: Size
+    rows: Size  # their number
+    begin: Size  # the first one's index in the batch
+    batch: Size  # the rows of all towers
+    examples: Size  # 0 or `rows`
 
 
 def cut(batch: Size, index: int, count: int) -> Cut:
@@ -34,32 +27,18 @@ def cut(batch: Size, index: int, count: int) -> Cut:
 
 
 class Part(NamedTuple):
-    """A tower's part of a batch; a tower without examples has a copy of the last one.
+    """A tower's part of a batch; a tower without examples has a copy of the last one."""
 
-    Attributes:
-      index: of the tower.
-      count: of all towers.
-      data: structured as the batch.
-      cuts: of its tensors.
-      share: float scalar, the tower's share of the examples in the first tensor.
-    """
-
-    index: int
-    count: int
-    data: Any
-    cuts: tuple[Cut, ...]
-    share: tf.Tensor
+    index: int  # of the tower
+    count: int  # of all towers
+    data: Any  # structured as the batch
+    cuts: tuple[Cut, ...]  # of its tensors; none of a tower by itself
+    share: tf.Tensor  # float scalar, the tower's share of the examples in the first tensor
 
 
 def split(data, first: int, here: int, count: int) -> list[Part]:
-    """Cuts each tensor of a batch into the towers' parts.
-
-    Args:
-      data: a structure of dense, sparse or ragged tensors [batch, ...], which need not have one batch size; None and
-        scalars are everyone's.
-      first, here: the index of the first tower whose part is needed, and the number of those.
-      count: of all towers.
-    """
+    """Cuts each tensor of a batch, dense, sparse or ragged, into the parts of `count` towers; returns `here` from the
+    first one on. They need not have one batch size; None and scalars are everyone's."""
     leaves = [leaf for leaf in keras.tree.flatten(data) if _has_rows(leaf)]
     parts = []
     with tf.device(HOST):
@@ -68,7 +47,7 @@ def split(data, first: int, here: int, count: int) -> list[Part]:
             rows = {id(leaf): rows_of(leaf, c.begin, c.rows) for leaf, c in zip(leaves, cuts, strict=True) if count > 1}
             of_tower = keras.tree.map_structure(lambda leaf: rows.get(id(leaf), leaf), data)  # noqa: B023
             examples, batch = (tf.cast(size, keras.config.floatx()) for size in (cuts[0].examples, cuts[0].batch))
-            parts.append(Part(index, count, of_tower, cuts, examples / batch))
+            parts.append(Part(index, count, of_tower, cuts if count > 1 else (), examples / batch))
     return parts
 
 

@@ -145,13 +145,7 @@ def _drawn_alike(count: int) -> Iterator[None]:
     def alike(size):
         return None if not tf.is_tensor(size) and size % count else (size, tf.range(size) % (size // count))
 
-    def refuse(name):
-        raise errors.ConfigError(
-            f"check: keras.random.{name} cannot draw the same for each tower, as batch normalisation by tower "
-            "needs. Check the model without that layer."
-        )
-
-    with drawn_for_more(alike, refuse):
+    with drawn_for_more(alike, "check: a model with batch normalisation"):
         yield
 
 

@@ -18,16 +18,8 @@ _WRITERS = (  # callbacks for the chief only
 
 
 def begin(workers: Exchange, model: keras.Model, towers: int) -> None:
-    """Begins with a model once all workers have come to it, with the same random numbers from now on.
-
-    Args:
-      workers: this process, by itself or not.
-      model: the template.
-      towers: of this worker.
-
-    Raises:
-      ConfigError: the workers' models differ.
-    """
+    """Begins with a model once all workers, with as many towers, have come to it, with the same random numbers from now
+    on; ConfigError if the models differ."""
     if workers.size == 1:
         return
     seed = compat.random_seed()
@@ -51,15 +43,9 @@ def synchronize(workers: Exchange, variables: Sequence[keras.Variable]) -> None:
 
 
 def call(workers: Exchange, method: Callable, model: keras.Model, args: tuple, kwargs: dict):
-    """Calls one of Keras' methods that take data, in all workers with the same arguments; `predict` in each by itself.
+    """Calls a method of keras.Model that takes data, in all workers; `predict` in each by itself.
 
-    Only the chief's callbacks write, and show the progress.
-
-    Args:
-      workers: this process, by itself or not.
-      method: of keras.Model.
-      model: its first argument, whose `trained_variables` are all that it trains with.
-      args, kwargs: the others.
+    Only the chief's callbacks write, and show the progress. `model.trained_variables` are all that it trains with.
 
     Raises:
       ConfigError: the workers differ.
@@ -71,20 +57,18 @@ def call(workers: Exchange, method: Callable, model: keras.Model, args: tuple, k
     arguments = signature.bind(model, *args, **kwargs).arguments
     arguments |= arguments.pop("kwargs", {})
     del arguments["self"]
-    callbacks = arguments.get("callbacks")
-    if isinstance(callbacks, keras.callbacks.CallbackList):  # the evaluation of a fit
+    if isinstance(arguments.get("callbacks"), keras.callbacks.CallbackList):  # the evaluation of a fit
         return method(model, **arguments)
-    takes_callbacks = "callbacks" in signature.parameters
-    callbacks = keras.tree.flatten(callbacks or [])
-    if takes_callbacks and not workers.is_chief:
-        callbacks = [each for each in callbacks if not isinstance(each, _WRITERS)]
-        arguments |= {"verbose": 0, "callbacks": callbacks}
+    if "callbacks" in signature.parameters:
+        callbacks = keras.tree.flatten(arguments.get("callbacks") or [])
+        if not workers.is_chief:
+            callbacks = [each for each in callbacks if not isinstance(each, _WRITERS)]
+            arguments["verbose"] = 0
+        arguments["callbacks"] = [*callbacks, _Begin(workers, model)]
     if method is keras.Model.predict:
         return method(model, **arguments)
     workers.begin_batches()
     with workers.failures_named():
-        if takes_callbacks:
-            arguments["callbacks"] = [*callbacks, _Begin(workers, model)]
         if method is keras.Model.evaluate:
             synchronize(workers, model.trained_variables)
         return method(model, **arguments)

@@ -1,6 +1,7 @@
 """One tower's run of a step: from yield to yield, on the tower's device, with its part of the batch."""
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
@@ -9,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tower_train.fronts import compat
-from tower_train.fronts.lockstep.draws import drawn_by_example
+from tower_train.fronts.lockstep.draws import drawn_for_more, rows_of_draw
 from tower_train.fronts.lockstep.parts import Part
 from tower_train.fronts.lockstep.requests import Finished
 
@@ -46,21 +47,12 @@ class Tower:
     losses are differentiated.
 
     Attributes:
-      part: of the batch.
-      device: string.
+      part, device: of the batch; a string.
       copies: over copies in this phase, (id of the weight, the copy); one more of a weight that is assigned.
       updates: over calls of metrics' update_state in this phase, (metric, args, kwargs).
     """
 
     def __init__(self, model: keras.Model, step: Step, part: Part, device: str):
-        """Begins the step, and its first phase.
-
-        Args:
-          model: with all its variables.
-          step: of the model.
-          part: of the batch.
-          device: for the tower.
-        """
         self.part, self.device = part, device
         self._model, self._steps = model, step(model, part.data)
         self._weights = {id(weight): weight for weight in model.trainable_weights}
@@ -83,13 +75,9 @@ class Tower:
         self._scope = TowerScope(copies, self._value)
 
     def advance(self, answer: Any) -> Any:
-        """Runs the step to its next yield, whose value it returns, or to its end, for which it returns Finished.
-
-        Args:
-          answer: the result of the last yield.
-        """
-        cuts = self.part.cuts if self.part.count > 1 else ()
-        drawn = drawn_by_example(cuts, type(self._model).__name__, self._op_seeds)
+        """Gives the step the result of its last yield; returns the value of the next one, or Finished."""
+        rows, program = functools.partial(rows_of_draw, self.part.cuts), type(self._model).__name__
+        drawn = drawn_for_more(rows, program if self.part.cuts else "", self._op_seeds)
         compat.take_losses(self._model, self._added_losses)
         with contextlib.ExitStack() as stack:
             for context in (tf.device(self.device), tf.name_scope(f"tower_{self.part.index}/"), self._scope, drawn):
@@ -97,7 +85,8 @@ class Tower:
             for metric in self._metrics:
                 # Not up to date before the towers meet: what a step returns of it is read then.
                 stack.enter_context(compat.replaced(metric, "result", lambda metric=metric: metric))
-                stack.enter_context(compat.replaced(metric, "update_state", self._recorder(metric)))
+                record = functools.partial(self._record, metric)
+                stack.enter_context(compat.replaced(metric, "update_state", record))
             try:
                 return self._steps.send(answer)
             except StopIteration as end:
@@ -110,5 +99,5 @@ class Tower:
         self.copies.append((id(variable), tf.stop_gradient(value)))
         return self.copies[-1][1]
 
-    def _recorder(self, metric: keras.metrics.Metric) -> Callable:
-        return lambda *args, **kwargs: self.updates.append((metric, args, kwargs))
+    def _record(self, metric: keras.metrics.Metric, *args, **kwargs) -> None:
+        self.updates.append((metric, args, kwargs))

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.fronts import compat
 from tower_train.fronts.lockstep import parts
-from tower_train.fronts.lockstep.draws import drawn_by_example
+from tower_train.fronts.lockstep.draws import drawn_for_more, rows_of_draw
 from tower_train.fronts.tf_estimator.captured import Captured, capturing
 from tower_train.fronts.tf_estimator.library import api
 from tower_train.fronts.tf_estimator.training import Training
@@ -50,7 +50,7 @@ def build_towers(
             compat.fresh_layer_names(),  # so that a checkpoint fits each graph of a model
             _python_seed(seed),
             capturing(training.worker * len(devices) + i, num_towers) as captured,
-            drawn_by_example(_cuts(features, captured), "model_fn", itertools.count(), lambda: bool(creating)) as draws,
+            _drawn_by_example(features, captured, creating) as draws,
             _shared_variables(i, created, creating, draws),
         ):
             specs.append(call(features, labels))
@@ -63,12 +63,14 @@ def build_towers(
     return specs, captures
 
 
-def _cuts(features, captured: Captured) -> list[parts.Cut]:
-    """Returns the rows that a tower's tensors have among those of all towers, whose batches are as large; none if it is
-    alone."""
+def _drawn_by_example(features, captured: Captured, creating: list[str]):
+    """As drawn_for_more, of the rows that a tower's tensors have among those of all towers, whose batches are as large;
+    of none if it is alone."""
     leaves = tf.nest.flatten(features) if captured.num_towers > 1 else []
     sizes = [parts.batch_size(leaf) for leaf in leaves if leaf is not None and leaf.shape.rank]
-    return [parts.Cut(size, captured.tower * size, captured.num_towers * size, size) for size in sizes]
+    cuts = [parts.Cut(size, captured.tower * size, captured.num_towers * size, size) for size in sizes]
+    rows, program = functools.partial(rows_of_draw, cuts), "model_fn" if cuts else ""
+    return drawn_for_more(rows, program, itertools.count(), lambda: bool(creating))
 
 
 @contextlib.contextmanager
