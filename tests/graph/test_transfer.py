@@ -2,6 +2,7 @@
 wherever a run is resumed; GPUs augment where the workload says so, with the same results."""
 
 import dataclasses
+import time
 
 import element_workloads
 import numpy as np
@@ -127,6 +128,24 @@ def test_a_step_that_is_not_of_the_batch_in_place_is_refused(staging):
         assert session.run(tf.compat.v1.train.get_global_step(built.graph)) == before.step
 
 
+def asleep(tensor):
+    slept = tf.numpy_function(lambda values: time.sleep(0.15) or values, [tensor], tensor.dtype)
+    return tf.ensure_shape(slept, tensor.shape)
+
+
+@pytest.mark.parametrize("is_staged", [False, True])
+def test_a_step_tells_how_long_it_waited_for_its_input_but_not_what_came_while_it_computed(is_staged, monkeypatch):
+    monkeypatch.setattr(transfer, "are_gpus", lambda devices: is_staged)
+    examples = dataclasses.replace(toy_workload.load(DataRequest("train")), parallel_steps=1)
+    slow_input = dataclasses.replace(TOY, augment=lambda features, draws: asleep(features))
+    slow = dataclasses.replace(slow_input, inference=lambda x, training: toy_workload.network(asleep(x), training))
+    waited = []
+    for workload in (slow_input, slow):
+        with trainings.opened(workload, examples, batch_size=8) as (built, session):
+            waited.append([session.run(built.report).input_secs for _ in range(3)])
+    assert max(waited[0]) > 0.05 > min(waited[1]) >= 0
+
+
 def test_the_summary_shows_the_images_that_are_trained_on(staging, monkeypatch):
     images = np.arange(12, dtype=np.uint8)[:, None, None, None] * np.ones([1, 4, 4, 3], np.uint8)
     examples = Examples.from_arrays("images", images, np.zeros(12, np.int64), "a")
@@ -170,6 +189,7 @@ ANYWHERE, ON_HOST = dict(augment=as_floats, augments_on_devices=True), dict(augm
         ("host", ANYWHERE, IMAGES, GPUS, False, True, "augments: on the host (--augment_on=host)"),
         ("device", ON_HOST, IMAGES, GPUS, True, True, "augments: on the GPUs (--augment_on=device)"),
         ("auto", {}, IMAGES, GPUS, False, True, None),
+        ("device", dict(prepare=tf.abs), IMAGES, GPUS, True, True, "augments: on the GPUs (--augment_on=device)"),
         ("auto", ANYWHERE, IMAGES, CPUS, False, False, None),
         ("device", ON_HOST, IMAGES, CPUS, True, False, None),
         # In an order of their own: checkpoints hold them as they cross, and are to be resumed on any device.

@@ -69,7 +69,7 @@ class Replica:
     def whole_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """Returns the loss of the tower that is being built, with the losses that it has collected."""
         loss, contained = collected.whole_loss(loss, self.variables.decays)
-        self._contained += [decay for decay in contained if not any(decay is each for each in self._contained)]
+        self._contained += contained
         return loss
 
     def after_last_tower(self, batch: Tensors) -> Tensors:
