@@ -43,19 +43,20 @@ def test_a_deterministic_run_repeats_and_is_evaluated(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("text", "error", "message"),
+    ("name", "raised", "error", "message"),
     [
-        ("Determinism is not yet supported in GPU implementation of Bincount.", errors.GraphError, "^--deterministic: "
-         r"tower_0/counts \(PyFunc\) has no kernel on its device .* \(.* Bincount\)\. Leave the"),
-        ("No such thing.", tf.errors.UnimplementedError, "No such thing"),
+        ("tower_0/counts", NotImplementedError("Determinism is not yet supported in GPU implementation of Bincount."),
+         errors.GraphError, r"^--deterministic: tower_0/counts \(PyFunc\) has no kernel .* \(.*Bincount\)\. Leave the"),
+        ("tower_0/counts", NotImplementedError("No such thing."), tf.errors.UnimplementedError, "No such thing"),
+        ("update/counts", ValueError("No such row."), tf.errors.InvalidArgumentError, "No such row"),
     ],
-    ids=["a kernel", "something else"],
+    ids=["a kernel", "something else", "not in a tower"],
 )  # fmt: skip
-def test_an_operation_without_such_a_kernel_is_named(text, error, message):
+def test_an_operation_without_such_a_kernel_is_named(name, raised, error, message):
     def fail():
-        raise NotImplementedError(text)
+        raise raised
 
     with tf.Graph().as_default(), v1.Session() as session:
-        counts = v1.py_func(fail, [], tf.float32, name="tower_0/counts")
+        counts = v1.py_func(fail, [], tf.float32, name=name)
         with pytest.raises(error, match=message), step_failures.named("mine", "workload"):
             session.run(counts)

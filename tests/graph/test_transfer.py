@@ -35,6 +35,10 @@ def of_many_types(request):
     return Examples.from_arrays("of many types", features, labels, toy_workload.CLASSES)
 
 
+def of_unknown_width(features, draws):
+    return features | {"wide": tf.raw_ops.PlaceholderWithDefault(input=features["wide"], shape=[None, None])}
+
+
 def of_types(features, training):
     dtype = features["numbers"].dtype
     others = [tf.cast(features["count"], dtype), tf.strings.to_number(features["text"], dtype)]
@@ -59,7 +63,7 @@ def assert_same(found, expected):
 TOY = toy_workload.WORKLOAD
 WORKLOADS = {
     "by index": TOY,
-    "of many types": dataclasses.replace(TOY, examples=of_many_types, inference=of_types, augment=None),
+    "of many types": dataclasses.replace(TOY, examples=of_many_types, inference=of_types, augment=of_unknown_width),
     "in their order": element_workloads.IN_ORDER,
     "shuffled": dataclasses.replace(TOY, examples=shuffled),
 }
