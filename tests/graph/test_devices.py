@@ -7,6 +7,7 @@ from tower_train import host
 from tower_train.config import Config
 from tower_train.errors import ConfigError
 from tower_train.graph import devices
+from tower_train.graph.layout import Layout
 
 
 @pytest.mark.parametrize(
@@ -66,6 +67,14 @@ def test_a_driver_is_found_by_its_file_by_those_of_wsl_or_by_nvidia_smi(monkeypa
     assert host.nvidia_driver() == str(tmp_path / "libcuda")
     (tmp_path / "version").touch()
     assert host.nvidia_driver() == str(tmp_path / "version")
+
+
+def test_workers_weigh_in_means_by_their_batches():
+    def weights(*batches):
+        return [Layout(4, ("/cpu:0",), batches_per_device=batches, worker=i).weight for i in range(len(batches))]
+
+    assert weights(3, 1, 2) == [1.5, 0.5, 1]
+    assert weights(2, 2) == [None, None]
 
 
 def a_driver(monkeypatch, tmp_path):

@@ -112,7 +112,7 @@ def test_a_device_begins_a_batch_only_when_it_has_the_gradients_of_the_one_befor
     [
         (["ab", "a-", "ab", "a-"], "^b has no gradient in tower_1, tower_3 but has one"),
         (["ab", "ab", "ac"], "^tower_2 and tower_0 have gradients for different variables: b, c"),
-        (["ab", "a"], "different variables: b"),
+        (["abcdefg", "a"], "different variables: b, c, d, e, f, g"),
         (["ab", "ba"], "tower_1 and tower_0 .* another order"),
         (["ab", "aB"], "^b has a sparse gradient in some towers and a dense one"),
     ],
@@ -120,7 +120,7 @@ def test_a_device_begins_a_batch_only_when_it_has_the_gradients_of_the_one_befor
 def test_towers_that_differ_are_refused_by_variable_and_tower(towers, text):
     """A letter is a variable, of which a capital has a sparse gradient; the hyphen is b without one."""
     with tf.Graph().as_default(), pytest.raises(GraphError, match=text):
-        grads = {name: (tf.ones([3, 2]), v1.get_variable(name, [3, 2])) for name in "abc"}
+        grads = {name: (tf.ones([3, 2]), v1.get_variable(name, [3, 2])) for name in "abcdefg"}
         sparse = tf.IndexedSlices(tf.constant([[1.0, 2.0]]), tf.constant([2]), tf.constant([3, 2]))
         grads |= {"-": (None, grads["b"][1]), "B": (sparse, grads["b"][1])}
         gradients.average_gradients([[grads[letter] for letter in tower] for tower in towers])
