@@ -5,6 +5,7 @@ here too. The moving statistics for evaluation are updated once per step, with t
 """
 
 import functools
+import re
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -137,7 +138,8 @@ def mean_over_towers(value: tf.Tensor, num_towers: int) -> tf.Tensor:
     """
     if num_towers == 1:
         return value
-    place = value.op.name.partition("/")[2]  # without the tower's name scope, so the same in every tower
+    # Without the tower's name, so the same in every tower; tf.recompute_grad has it twice.
+    place = re.sub(r"tower_\d+/", "", value.op.name)
 
     @tf.custom_gradient
     def mean(local):

@@ -27,10 +27,17 @@ ONE, EQUAL = np.ones(3), "2 towers equal one device on this model to "
     ],
 )
 def test_a_difference_is_told_if_rounding_explains_it_and_else_refused(before, one, several, nearby, line):
-    near = [[ONE, ONE * each] for each in nearby]
+    def near(seed):
+        return [ONE, ONE * (one if seed is None else nearby[min(seed, len(nearby) - 1)])]
+
     values = ["v", "w"], [ONE, ONE * one], [ONE, ONE * several], near, {1: ONE * before}, 2, ", alike"
     if line:
         assert compare_values(*values).startswith(line)
     else:
         with pytest.raises(errors.GraphError, match="differ from one device on this model: w by "):
             compare_values(*values)
+
+
+def test_of_what_draws_anew_each_time_no_difference_is_rounding():
+    with pytest.raises(errors.GraphError, match="differ from one device on this model: w by 1e-01"):
+        compare_values(["w"], [ONE], [ONE * 1.1], lambda seed: [ONE * 1.2], {0: 0 * ONE}, 2, "")

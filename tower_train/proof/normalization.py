@@ -19,18 +19,19 @@ from tower_train.normalization import mean_over_towers
 _LIBRARIES = ("tensorflow", "keras", "tf_keras", "tf_slim")
 
 
-def is_in(graph: tf.Graph) -> bool:
-    """Returns whether tower 0 of a graph computes moments over its batch."""
-    return any(op.name.startswith("tower_0/") and is_over_batch(op) for op in graph.get_operations())
+def is_in(graph: tf.Graph, tower_batch: int) -> bool:
+    """Returns whether tower 0 of a graph may compute moments over its batch."""
+    return any(op.name.startswith("tower_0/") and is_over_batch(op, tower_batch) for op in graph.get_operations())
 
 
-def is_over_batch(op: tf.Operation) -> bool:
-    """Returns whether an operation computes moments over its batch."""
-    if op.type.startswith("FusedBatchNorm") and "Grad" not in op.type:
-        return op.get_attr("is_training") and op.inputs[0].shape[0] != 1  # of layer normalisation, rows are elsewhere
-    if op.type != "Mean" or not op.name.endswith("moments/mean"):
+def is_over_batch(op: tf.Operation, batch: int | None = None) -> bool:
+    """Returns whether an operation computes moments over its batch, of this size if it is known."""
+    if op.type.startswith("FusedBatchNorm") and "Grad" not in op.type:  # of layer normalisation, rows are elsewhere
+        return op.get_attr("is_training") and (op.inputs[0].shape[0] != 1 or batch == 1)
+    if op.type != "SquaredDifference" or op.inputs[1].op.type != "StopGradient":
         return False
-    axes = tf.get_static_value(op.inputs[1])
+    mean = op.inputs[1].op.inputs[0].op
+    axes = tf.get_static_value(mean.inputs[1]) if mean.type == "Mean" else None
     return axes is not None and 0 in axes.reshape(-1)
 
 

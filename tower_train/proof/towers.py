@@ -19,8 +19,8 @@ from tower_train.console import ProgressBar, say
 from tower_train.examples import Examples
 from tower_train.graph.record import TrainingGraph
 from tower_train.proof import normalization, operations
-from tower_train.proof.rounding import MOST_NOISE, SEEDS, epsilon, explained, few_roundings, least_exact, rounded
-from tower_train.proof.trial import LOSS, Begun, Gap, Trial, first_steps, gaps_after
+from tower_train.proof.rounding import EACH, MOST_NOISE, SEEDS, epsilon, explained, few_roundings, least_exact, rounded
+from tower_train.proof.trial import LOSS, Begun, Gap, Trial, earliest, gaps_after
 from tower_train.workload import Workload
 
 _MOST_DEVICES, _MOST_BATCHES = 4, 2  # of --check_towers=auto; more towers would show nothing else
@@ -78,8 +78,8 @@ class Outcome:
     def record(self) -> dict:
         """The entry in run.json."""
         about = dataclasses.asdict(self) | {"differs": self.differs or None}
-        gap = about.pop("gap")
-        return about | {"largest_difference": {"of": gap["name"], "step": gap["step"], "relative": self.relative}}
+        gap, relative = about.pop("gap"), self.relative if math.isfinite(self.relative) else None
+        return about | {"largest_difference": {"of": gap["name"], "step": gap["step"], "relative": relative}}
 
 
 def is_due(config: Config, import_path: str | None, stateful: Sequence[str] = ()) -> bool:
@@ -90,6 +90,11 @@ def is_due(config: Config, import_path: str | None, stateful: Sequence[str] = ()
       import_path: of its workload; None if it has none.
       stateful: operations that draw from a state of their own, which are allowed; the log tells that towers differ.
     """
+    if stateful and config.check_towers.isdecimal():
+        raise errors.ConfigError(
+            f"--check_towers={config.check_towers}: operations with a random state of their own draw otherwise in "
+            "towers. Leave out the option, or --allow_stateful_random."
+        )
     if config.check_towers == "never" or stateful:
         return False
     if config.check_towers != "auto":
@@ -113,10 +118,11 @@ def compare_towers(workload: Workload, examples: Examples, config: Config, graph
     began = time.perf_counter()
     is_large = _is_large(graph)
     steps = 2 if is_large else 3
-    has_moments = normalization.is_in(graph.graph)
+    has_moments = normalization.is_in(graph.graph, graph.layout.tower_batch)
     normalizes = graph.compared.normalizes or has_moments
     # Batch statistics of two examples magnify roundings beyond measure.
-    each = min((2 if workload.mix else 1) if is_large and not normalizes else 4, graph.layout.tower_batch)
+    each = min((2 if workload.mix else 1) if is_large and not normalizes else EACH, graph.layout.tower_batch)
+    each = max(each, 2) if has_moments else each  # fused normalisation of one example looks like that of layers
     several, one = _configs(config, graph, normalizes, each)
     examples = _at_hand(examples, steps * several.global_batch)
     refusals: list[Exception] = _beyond_memory(graph)
@@ -230,12 +236,22 @@ def _compared(one: Trial, many: Trial, steps: int, normalizes: bool) -> Outcome:
     largest = max(gaps, key=lambda gap: gap.of_largest)
     size = many.built.layout.global_batch
     outcome = Outcome(many.towers, steps, size, dtype.name, largest, normalizes, 0.0)
+    if not first.is_finite:
+        why = f"nothing to compare: the loss of {size} examples is not finite, or its gradients"
+        return dataclasses.replace(outcome, undecided=why)
+    excess = _beyond([*gaps, *of_resumed], rounding)
+    if excess and (name := one.begins_unlike(many)):
+        why = (
+            f"the variable {name} begins at another value each time that the network is built, in each worker too. Let "
+            "an initializer draw it, not Python."
+        )
+        return dataclasses.replace(outcome, gap=earliest(excess)[0], differs=why)
     if excess := _beyond(of_resumed, rounding):
-        return dataclasses.replace(outcome, gap=first_steps(excess)[0], differs=_resumed_differs(one, excess, rounding))
+        return dataclasses.replace(outcome, gap=earliest(excess)[0], differs=_resumed_differs(one, excess, rounding))
     if excess := _beyond(gaps, rounding):
         if excess := _beyond_noise(one, excess, steps, rounding):
             return dataclasses.replace(
-                outcome, gap=first_steps(excess)[0], differs=_towers_differ(one, many, excess, rounding)
+                outcome, gap=earliest(excess)[0], differs=_towers_differ(one, many, excess, rounding)
             )
         if largest.of_largest > MOST_NOISE:
             why = (
@@ -243,8 +259,6 @@ def _compared(one: Trial, many: Trial, steps: int, normalizes: bool) -> Outcome:
                 "this network magnifies roundings so much that nothing can be told"
             )
             return dataclasses.replace(outcome, undecided=why)
-    if not first.is_finite:
-        return dataclasses.replace(outcome, undecided=f"nothing to compare: the loss of {size} examples is not finite")
     if not first.is_trained:
         why = f"nothing to compare: every gradient of the loss is 0 in {steps} steps of {size} examples"
         return dataclasses.replace(outcome, undecided=why)
@@ -294,7 +308,7 @@ def _beyond_noise(trial: Trial, gaps: Sequence[Gap], steps: int, rounding: float
 
 def _towers_differ(one: Trial, many: Trial, excess: Sequence[Gap], rounding: float) -> str:
     """Says what differs by how much, and names the first operation that does."""
-    excess = first_steps(excess)
+    excess = earliest(excess)
     text = f"{many.towers} towers differ from 1 on this network: {_by_how_much(excess)}."
     culprit = next(filter(None, (operations.assigning(one, gap.name) for gap in excess)), None)
     if not culprit or any(gap.name == LOSS for gap in excess):
@@ -306,7 +320,7 @@ def _towers_differ(one: Trial, many: Trial, excess: Sequence[Gap], rounding: flo
 
 
 def _resumed_differs(one: Trial, excess: Sequence[Gap], rounding: float) -> str:
-    excess = first_steps(excess)
+    excess = earliest(excess)
     text = f"a resumed training differs from a whole one: {_by_how_much(excess)}."
     with one.begun() as first:
         first.step()

@@ -17,6 +17,7 @@ from tower_train.workload import Workload
 
 v1 = tf.compat.v1
 LOSS, _GRADIENT = "the loss", "the gradient of "
+_MOST_MS = 600_000
 _NEGLIGIBLE = 1e-3  # a variable counts as at least this share of the largest weight
 
 
@@ -39,6 +40,7 @@ class Trial:
         self._session_config = placed.session_config
         # It takes longer than a few steps save by it.
         self._session_config.graph_options.rewrite_options.disable_meta_optimizer = True
+        self._session_config.operation_timeout_in_ms = _MOST_MS  # towers may wait for a mean that some do not take
         saved = {v.op.name: v for v in self.built.saved.variables if v.dtype.base_dtype != tf.string}
         self.weights = {name: variable for name, variable in saved.items() if variable.trainable}
         self._initializers = {name: variable.initializer for name, variable in saved.items()}
@@ -59,8 +61,7 @@ class Trial:
     def begun(self, values: Mapping[str, np.ndarray] | None = None) -> Iterator["Begun"]:
         """Opens a session. values: of the variables; None for initial ones, at step 0."""
         with v1.Session(graph=self.built.graph, config=self._session_config) as session:
-            feeds = {self._initializers[name].inputs[1]: value for name, value in (values or {}).items()}
-            session.run(list(self._initializers.values()), feeds)
+            assign(session, self._initializers, values or {})
             session.run(self._begin)
             yield Begun(self, session)
 
@@ -69,6 +70,11 @@ class Trial:
         with self.begun() as begun:
             return begun.session.run(self.weights)
 
+    def begins_unlike(self, other: "Trial") -> str | None:
+        """Returns a weight that begins at another value in another trial; None if all are the same."""
+        values, others = self.initial_weights(), other.initial_weights()
+        return next((name for name, value in values.items() if distance(value, others[name])), None)
+
 
 class Begun:
     """A session of a trial.
@@ -76,7 +82,7 @@ class Begun:
     Attributes:
       variables: {name: value} after the last step.
       is_trained: whether a loss had a gradient that is not 0.
-      is_finite: whether the first loss is.
+      is_finite: whether the first loss and its gradients are.
     """
 
     def __init__(self, trial: Trial, session: v1.Session):
@@ -88,8 +94,21 @@ class Begun:
         is_first = not self.loss
         self.loss, self.gradients, self.variables, moves = self.session.run(self.trial.fetches)
         self.is_trained |= any(moves)
-        self.is_finite &= not is_first or bool(np.isfinite(self.loss[LOSS]))
+        if is_first:
+            self.is_finite = all(np.isfinite(each).all() for each in (*self.loss.values(), *self.gradients.values()))
         self.trial.bar.update(advance=1)
+
+
+def assign(session: v1.Session, initializers: Mapping[str, tf.Operation], values: Mapping[str, np.ndarray]) -> None:
+    """Gives variables these values, {name: value}, and others initial ones, by their initializers."""
+    names = list(initializers)
+    while names:  # once, but for variables whose initial value is one tensor
+        feeds = {initializers[name].inputs[1].ref(): (name, values[name]) for name in names if name in values}
+        now = [name for name in names if feeds.get(initializers[name].inputs[1].ref(), (name,))[0] == name]
+        session.run(
+            [initializers[name] for name in now], {tensor.deref(): value for tensor, (_, value) in feeds.items()}
+        )
+        names = [name for name in names if name not in now]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +162,7 @@ def _gap(name: str, step: int, one, other, least: float, most: float) -> Gap:
     return Gap(name, step, distance(one, other), max(least, largest(one)), most)
 
 
-def first_steps(gaps: Sequence[Gap]) -> list[Gap]:
+def earliest(gaps: Sequence[Gap]) -> list[Gap]:
     """Returns the gaps of the earliest step among these, gradients and the relatively largest first."""
     first = min((gap.step for gap in gaps), default=0)
     return sorted(

@@ -81,7 +81,8 @@ def train(
         contextlib.ExitStack() as stack,
     ):
         try:
-            start = announce(prepare(path, workload, config, run_dir, membership, stack), membership)
+            start = prepare(path, workload, config, run_dir, membership, stack)
+            start = announce(start, membership, bool(session_hooks or after_step))
         except RunOver as over:
             return Result("", over.step, None, None, 0.0, StopReason(over.stopped_by), None)
         hooks = UserHooks(session_hooks, after_step, on_log, on_evaluate)
@@ -120,8 +121,10 @@ def _for_this_worker(error: errors.WorkerError, received: signals.Received) -> e
     return errors.WorkerError(str(error), 128 + received.stopping, error.is_final, error.environment)
 
 
-def announce(start: Start, membership: Membership) -> Start:
+def announce(start: Start, membership: Membership, has_hooks: bool) -> Start:
     """Agrees on the steps with the other workers, for whom it may build the graph again, and prints the first lines.
+
+    After a comparison of towers it builds it again for hooks, which may fetch what the network keeps of its last call.
 
     The chief also removes what interrupted writes left, and writes run.json.
     """
@@ -137,6 +140,7 @@ def announce(start: Start, membership: Membership) -> Start:
     stateful = start.graph.random_numbers.stateful
     if is_new and towers.is_due(start.config, start.run_json["config"]["workload"], stateful):
         start = with_towers_compared(start)
+        start = rebuilt(start, membership) if has_hooks else start
     if start.is_chief:
         checkpoint.remove_leftovers(start.run_dir.path)
         start.run_dir.cut_metrics(steps_done)

@@ -14,7 +14,7 @@ from tower_train.fronts.keras_building import floatx
 from tower_train.fronts.lockstep import parts
 from tower_train.fronts.lockstep.draws import drawn_for_more
 from tower_train.graph.random_state import line_of
-from tower_train.proof.rounding import EACH, SEEDS, STEPS, compare_values, epsilon, least_exact, rounded
+from tower_train.proof.rounding import EACH, STEPS, compare_values, epsilon, least_exact, rounded
 
 _REMARKS = re.compile(r"Exception encountered when calling .*?\x1b\[1m(.*)\x1b\[0m.*", re.DOTALL)
 
@@ -52,7 +52,8 @@ def compare_steps(
       ConfigError: there are too few examples, or the model cannot be compared.
       GraphError: a variable differs by more than rounding.
     """
-    normalizes = any(isinstance(each, keras.layers.BatchNormalization) for each in compat.sublayers(alone))
+    norms = [each for each in compat.sublayers(alone) if isinstance(each, keras.layers.BatchNormalization)]
+    normalizes = any(each.trainable for each in norms)
     rows = _rows(data, count, normalizes)
     of_optimizers = [variable for each in rehearse(rows) for variable in each.variables]
     variables = list({id(v): v for v in [*alone.variables, *of_optimizers, *alone.metrics_variables]}.values())
@@ -102,9 +103,9 @@ def _compared(
 
     about = f", {dtype}" + ", the same for each tower, as batch normalisation is by tower" * normalizes
     try:
-        names, nearby = [variables[i].path for i in compared], (after(alone, seed) for seed in SEEDS)
+        names = [variables[i].path for i in compared]
         begun = {i: before[j] for i, j in enumerate(compared) if id(variables[j]) in weights}
-        return compare_values(names, after(alone), after(towers), nearby, begun, count, about)
+        return compare_values(names, after(alone), after(towers), lambda s: after(alone, s), begun, count, about)
     finally:
         for variable, value in zip(variables, before, strict=True):
             variable.assign(value)

@@ -16,6 +16,7 @@ from tower_train.fronts.tf_estimator.training import NonFiniteLossError
 from tower_train.proof import rounding
 from tower_train.proof.normalization import is_over_batch
 from tower_train.proof.rounding import EACH, STEPS
+from tower_train.proof.trial import assign
 
 v1 = tf.compat.v1
 
@@ -66,19 +67,16 @@ def check(estimator: Estimator, input_fn: Callable) -> str:
             one = train(one_tower, True, one.first)
         several = train({}, one.normalizes, one.first)
 
-        def nearby():
-            if not one.is_near(train(one_tower, one.normalizes, one.first)):
-                return  # it draws, and others' differences are no rounding
-            for seed in rounding.SEEDS:
-                near = dict(one.first)
-                for name in one.weights:
-                    near[name] = rounding.rounded(near[name], rounding.epsilon(one.last[name].dtype), seed)
-                yield [*train(one_tower, one.normalizes, near).last.values()]
+        def nearby(seed):
+            near = dict(one.first)
+            for name in one.weights if seed is not None else ():
+                near[name] = rounding.rounded(near[name], rounding.epsilon(one.last[name].dtype), seed)
+            return [*train(one_tower, one.normalizes, near).last.values()]
 
         about = ", the same for each tower, as batch normalisation is by tower" * one.normalizes
         values = ([each.last[name] for name in one.last] for each in (one, several))
         before = {i: one.first[name] for i, name in enumerate(one.last) if name in one.weights}
-        return rounding.compare_values(list(one.last), *values, nearby(), before, count, about)
+        return rounding.compare_values(list(one.last), *values, nearby, before, count, about)
 
 
 def _save_examples(estimator: Estimator, input_fn: Callable, path: str, number: int) -> None:
@@ -102,26 +100,22 @@ class _Variables(v1.train.SessionRunHook):
     def __init__(self, first: dict | None):
         self.first = first
 
-    def is_near(self, other: "_Variables") -> bool:
-        return all(rounding.is_near(value, other.last[name]) for name, value in self.last.items())
-
     def as_exact(self, value: np.ndarray) -> np.ndarray:
         """Returns a value in float32 if the loss is computed in that, as by v1.losses, or in less."""
         return value if self.is_exact or value.dtype != np.float64 else value.astype(np.float32)
 
     def begin(self):
-        self._variables = {v.op.name: v for v in v1.global_variables()}
+        self._variables = {v.op.name: v for v in v1.global_variables() if v.dtype.base_dtype != tf.string}
         self.weights = {v.op.name for v in v1.trainable_variables()}
         self.normalizes = any(map(is_over_batch, v1.get_default_graph().get_operations()))
-        losses = [op.inputs[1] for op in v1.get_default_graph().get_operations() if op.name == "loss"]  # its summary
+        summaries = [each.op for each in v1.get_collection(v1.GraphKeys.SUMMARIES) if each.op.name == "loss"]
+        losses = [op.inputs[1] for op in summaries if op.type == "ScalarSummary"]  # the library's
         weights = [v.handle.op if hasattr(v, "handle") else v.op for v in v1.trainable_variables()]
         self.is_exact = not losses or rounding.least_exact(losses, weights).dtype == tf.float64
 
     def after_create_session(self, session, coord):
         self.first = self.first or session.run(self._variables)
-        initializers = {name: v.initializer for name, v in self._variables.items()}
-        feeds = {initializer.inputs[1]: self.first[name] for name, initializer in initializers.items()}
-        session.run(list(initializers.values()), feeds)
+        assign(session, {name: v.initializer for name, v in self._variables.items()}, self.first)
 
     def end(self, session):
         self.last = {name: self.as_exact(value) for name, value in session.run(self._variables).items()}
