@@ -17,6 +17,7 @@ def with_layer(layer):
         dense = tf.keras.layers.Dense(1, dtype="float64")
         loss = v1.losses.mean_squared_error(labels, dense(layer()(features["x"], training=True))[:, 0])
         train_op = v1.train.AdamOptimizer(0.01).minimize(loss, v1.train.get_global_step())
+        loss = tf.identity(loss, name="loss")  # as the library's summary
         return tf_estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
     return fn

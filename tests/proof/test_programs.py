@@ -297,10 +297,39 @@ def workload(name):
     return Workload(name, lambda _: examples, function if names else keras_network(function))
 
 
+@program()
+def recomputed_batch_normalisation(x, training):
+    a, b = weight("a", [4, 8], x.dtype), weight("b", [8, 3], x.dtype)
+
+    def block(x):
+        mean, variance = tf.nn.moments(x @ a, [0], name="statistics")
+        return tf.nn.batch_normalization(x @ a, mean, variance, None, None, 1e-3)
+
+    return tf.nn.relu(tf.recompute_grad(block)(x)) @ b
+
+
+@program(batch_size=1)
+def fused_batch_normalisation_of_an_example(x, training):
+    hidden = tf.cast(x @ weight("c", [4, 4], x.dtype), tf.float32)[:, tf.newaxis, tf.newaxis]
+    normal, *_ = v1.nn.fused_batch_norm(hidden, tf.ones([4]), tf.zeros([4]))
+    return plain(tf.cast(normal[:, 0, 0], x.dtype), training)
+
+
+@program()
+def variables_of_one_tensor(x, training):
+    initial = tf.random.stateless_normal([4, 3], [1, 2], dtype=x.dtype)
+    return x @ v1.get_variable("a", initializer=initial) + tf.nn.relu(x) @ v1.get_variable("b", initializer=initial)
+
+
+@program("the variable a begins at another value each time that the network is built")
+def initial_values_of_numpy(x, training):
+    return x @ v1.get_variable("a", initializer=np.random.normal(size=[4, 3]).astype(x.dtype.as_numpy_dtype))
+
+
 def checked(name, **more):
     """The line of the check, as at the start of a run of two towers; or its refusal."""
     *_, examples, options = PROGRAMS[name]
-    return trainings.compared(workload(name), examples, batch_size=4, **more | options).line
+    return trainings.compared(workload(name), examples, **dict(batch_size=4) | more | options).line
 
 
 @pytest.mark.usefixtures("own_tracebacks")

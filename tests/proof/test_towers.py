@@ -10,7 +10,7 @@ import trainings
 from toy_workload import layer
 from toy_workload import network as plain
 
-from tower_train import Config, Workload, errors, layers
+from tower_train import Config, Workload, errors, layers, train
 from tower_train.proof import towers
 from tower_train.workload import DataRequest
 
@@ -100,20 +100,47 @@ def test_heavy_steps_are_fewer_and_smaller(monkeypatch):
     assert (compared(plain).steps, compared(plain).examples) == (3, 8)
 
 
-@pytest.mark.parametrize(("factor", "why"), [
-    (0, "every gradient of the loss is 0 in 3 steps of 8 examples"),
-    (float("nan"), "the loss of 8 examples is not finite"),
+@pytest.mark.parametrize(("change", "why"), [
+    (lambda logits: 0 * logits, "every gradient of the loss is 0 in 3 steps of 8 examples"),
+    (lambda logits: logits + tf.sqrt(0 * logits), "the loss of 8 examples is not finite, or its gradients"),
 ])  # fmt: skip
-def test_what_shows_nothing_is_said_so(factor, why):
-    outcome = compared(plain, lambda logits, labels: factor * tf.reduce_mean(logits))
+def test_what_shows_nothing_is_said_so(change, why):
+    outcome = compared(plain, lambda logits, labels: tf.reduce_mean(change(logits)))
     assert outcome.line.startswith(f"*** towers: nothing to compare: {why}")
     assert not outcome.differs and json.dumps(outcome.record)
+
+
+def test_a_sum_is_no_rounding_of_bfloat16():
+    def in_bfloat16(features, training):
+        return tf.cast(tf.cast(plain(features, training), tf.bfloat16), features.dtype)
+
+    with pytest.raises(errors.GraphError, match="the loss is a sum over the batch"):
+        compared(in_bfloat16, summed)
 
 
 def test_a_difference_can_be_allowed():
     outcome = compared(plain, summed, allow_differences=True)
     assert outcome.line.startswith("*** --allow_differences: 2 towers differ from 1 on this network: ")
     assert json.dumps(outcome.record)
+
+
+def test_hooks_find_what_the_network_keeps_in_the_graph_that_is_trained(tmp_path):
+    kept, fetched = [], []
+
+    def network(features, training):
+        kept.append(plain(features, training))
+        return kept[-1]
+
+    class Hook(tf.compat.v1.train.SessionRunHook):
+        def before_run(self, run_context):
+            return tf.compat.v1.train.SessionRunArgs(kept[-1])
+
+        def after_run(self, run_context, run_values):
+            fetched.append(run_values.results)
+
+    config = Config(num_gpus=2, batch_size=8, max_steps=2, train_dir=str(tmp_path), eval_every_steps=0)
+    train(Workload("keeping", lambda _: EXAMPLES, network), config, [Hook()])
+    assert [values.shape for values in fetched] == [(8, 3)] * 2
 
 
 def test_a_run_compares_once_for_a_number_of_towers(tmp_path, capsys):
