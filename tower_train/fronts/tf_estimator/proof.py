@@ -108,8 +108,8 @@ class _Variables(v1.train.SessionRunHook):
         self._variables = {v.op.name: v for v in v1.global_variables() if v.dtype.base_dtype != tf.string}
         self.weights = {v.op.name for v in v1.trainable_variables()}
         self.normalizes = any(map(is_over_batch, v1.get_default_graph().get_operations()))
-        summaries = [each.op for each in v1.get_collection(v1.GraphKeys.SUMMARIES) if each.op.name == "loss"]
-        losses = [op.inputs[1] for op in summaries if op.type == "ScalarSummary"]  # the library's
+        summaries = [each.op for each in v1.get_collection(v1.GraphKeys.SUMMARIES) if each.op.name.startswith("loss")]
+        losses = [op.inputs[1] for op in summaries if op.type == "ScalarSummary"]  # loss_1, if an op is called loss
         weights = [v.handle.op if hasattr(v, "handle") else v.op for v in v1.trainable_variables()]
         self.is_exact = not losses or rounding.least_exact(losses, weights).dtype == tf.float64
 
