@@ -128,13 +128,36 @@ class Batches(keras.utils.PyDataset):
         lambda: (tf.data.Dataset.from_tensor_slices((X, Y, WEIGHTS)).batch(3),),
         lambda: (Batches(),),
         lambda: ((Batches()[i] for i in range(4)),),
+        lambda: (tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(X), Y)).batch(5),),
     ],
-    ids=["arrays", "tf.data", "PyDataset", "generator"],
+    ids=["arrays", "tf.data", "PyDataset", "generator", "sparse"],
 )
 def test_takes_what_fit_takes(data):
     assert "equal one device" in parallel().check(*data())
     with pytest.raises(errors.GraphError, match="differ from one device"):
         parallel(keras.layers.BatchNormalization(trainable=False), Centered()).check(*data())
+
+
+class OfFeatures(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(4)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def tower_step(self, x):  # not a tuple, as `fit` gives features alone
+        loss = keras.ops.mean(self(x, training=True) ** 2)
+        yield steps.Loss(loss)
+        return {"loss": loss}
+
+
+def test_features_alone_are_what_fit_makes_of_them():
+    model = OfFeatures()
+    model(X)
+    parallel = multi_gpu_model(model, gpus=2)
+    parallel.compile("adam")
+    assert "equal one device" in parallel.check(X) and "equal one device" in parallel.check(X, None)
 
 
 class TwoOptimizers(keras.Model):

@@ -23,6 +23,12 @@ def with_layer(layer):
     return fn
 
 
+def normal(x):
+    noise = tf.random.normal([tf.shape(x)[0], x.shape[1]], dtype=x.dtype)
+    assert noise.shape[1] == x.shape[1]
+    return tf.nn.batch_normalization(x + noise, *tf.nn.moments(x, [0]), None, None, 1e-3)
+
+
 def shuffled():
     return input_fn().unbatch().shuffle(48).batch(5)
 
@@ -30,12 +36,13 @@ def shuffled():
 @pytest.mark.parametrize(
     ("layer", "said"),
     [
+        (lambda: lambda x, training: normal(tf.nn.dropout(x, 0.5)), "the same for each tower"),
         (lambda: lambda x, training: tf.nn.dropout(tf.keras.layers.Dropout(0.5)(x, training=training), 0.5), ")"),
         (lambda: tf.keras.layers.BatchNormalization(dtype="float64"), "the same for each tower"),
     ],
 )
 def test_what_passes_leaves_no_trace(tmp_path, layer, said):
-    estimator = make(tmp_path, 3, with_layer(layer))  # v1.losses divides by 12 in float32
+    estimator = make(tmp_path, 3, with_layer(layer), tf_random_seed=None)  # v1.losses divides by 12 in float32
     assert estimator.train(input_fn, steps=1).get_variable_value("global_step") == 1
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     line = tf_estimator.check(estimator, shuffled)
@@ -69,6 +76,17 @@ def test_what_shows_nothing_is_said_so(tmp_path, factor, why):
 
     line = tf_estimator.check(make(tmp_path, 2, fn), input_fn)
     assert line.startswith(f"*** towers: nothing to compare: {why}")
+
+
+def test_a_gradient_that_waits_for_an_update_is_refused(tmp_path):
+    def fn(features, labels, mode):
+        loss = tf.reduce_sum(v1.get_variable("w", [3]) ** 2)
+        with tf.control_dependencies([v1.train.AdamOptimizer().minimize(loss)]):
+            train_op = v1.train.AdamOptimizer().minimize(2 * loss, v1.train.get_global_step())
+        return tf_estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    with pytest.raises(errors.GraphError, match=r"computes a gradient after an update .* tf.group\(first, second\)"):
+        make(tmp_path, 2, fn).train(input_fn, steps=1)
 
 
 @pytest.mark.parametrize(

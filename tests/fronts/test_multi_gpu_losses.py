@@ -74,6 +74,11 @@ def test_an_added_loss_is_that_of_the_whole_batch(float64):
     assert_same(fit_uneven(3, *(lambda function=function: Adds(function) for function in ADDED)), 1e-12)
 
 
+def test_added_losses_may_be_all(float64):
+    x, _ = data(11, 4)
+    assert_same(fit_both(network(lambda: Adds(ADDED[0])), 2, {"optimizer": "sgd"}, x, batch_size=4, epochs=2), 1e-12)
+
+
 def test_regularizers_of_activities_and_of_weights(float64):
     def dense(regularizer):
         return layers.Dense(5, activity_regularizer=regularizer, kernel_regularizer="l2", bias_regularizer="l1")

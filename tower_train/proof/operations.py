@@ -211,8 +211,8 @@ _CAUSES: Mapping[str, str] = {
     "tower_train.layers.random_uniform or random_normal, which draw by example",
     "python": "a Python function gives each tower other values, by random numbers or a state of its own. Compute them "
     "from the features alone, or in the workload's augment, by its draws",
-    "constant": "Python computes this constant anew for each tower (numpy.random?). Compute it once, outside of "
-    "inference and loss, or draw it by tower_train.layers.random_uniform",
+    "constant": "Python computes this constant anew for each tower (numpy.random?). Compute it once, with a "
+    "seed, outside of inference and loss, or draw it by tower_train.layers.random_uniform",
     "state": "each tower changes a variable in a way that is no plain assign, assign_add or assign_sub. Only these are "
     "done once a step for all towers: use one of them, outside of branches, loops and tf.function",
     "assigned": "it gets the mean over towers of the values that they assign, once a step. Let that be a mean over "

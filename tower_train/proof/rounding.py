@@ -116,7 +116,8 @@ def compare_values(
         raise errors.GraphError(
             f"{count} towers differ from one device on this model: {names[i]} by "
             f"{distances[i] / (scales[i] or 1):.0e} after {steps}{about}. A layer or a loss computes over the examples "
-            "of a batch, of which a tower has a part only, or draws random numbers by tower."
+            "of a batch, of which a tower has a part only, or draws random numbers by tower, or gradients are clipped "
+            "before they are averaged."
         )
     if not all(np.isfinite(one[i]).all() for i in before):
         return not_finite(count)

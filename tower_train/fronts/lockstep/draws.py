@@ -47,8 +47,9 @@ def drawn_for_more(
         if name == "dropout":
             return _dropped(rows, function, given)
         shape = given["shape"]
-        known = tf.get_static_value(shape) if tf.is_tensor(shape) else shape
-        sizes = [shape[i] for i in range(shape.shape[0] or 0)] if known is None else list(known)
+        known = tf.get_static_value(shape, partial=True) if tf.is_tensor(shape) else shape
+        known = [None] * (shape.shape[0] or 0) if known is None else known
+        sizes = [shape[i] if size is None else size for i, size in enumerate(known)]
         chosen = rows(sizes[0] if tf.is_tensor(sizes[0]) else int(sizes[0])) if sizes else None
         if chosen is None:
             return function(**given)
@@ -58,6 +59,15 @@ def drawn_for_more(
 
     with compat.unseeded_marked(), compat.drawn_by(draw):
         yield cut
+
+
+def drawn_alike(count: int, program: str = ""):
+    """Makes draws of a whole batch give the same numbers to each of so many equal parts of it within this block."""
+
+    def alike(size):
+        return None if not tf.is_tensor(size) and size % count else (size, tf.range(size) % (size // count))
+
+    return drawn_for_more(alike, program)
 
 
 def _dropped(rows: Callable, dropout: Callable, given: dict) -> tf.Tensor:

@@ -104,7 +104,7 @@ def rehearse(
     trained: dict[int, tuple[keras.optimizers.Optimizer, dict]] = {}
     specs = keras.tree.map_structure(lambda leaf: leaf if leaf is None else tf.type_spec_from_value(leaf), data)
     with compat.eager_mode(), tf.device(HOST):  # so that variables have their values now
-        with keras.StatelessScope(), keras.SymbolicScope():
+        with keras.StatelessScope(collect_losses=True), keras.SymbolicScope():
             on_batch = tf.function(lambda batch: _note_losses(model, step, batch, trained, losses), autograph=False)
             graph = on_batch.get_concrete_function(specs).graph
         for optimizer, variables in trained.values():

@@ -81,7 +81,7 @@ class TowerModel(keras.Model):
         count = len(several.towers)
 
         def rehearse(rows, losses=None):
-            return engine.rehearse(self.template, self._train, tuple(rows), count, losses)
+            return engine.rehearse(self.template, self._train, rows, count, losses)
 
         return proof.compare_steps(several, alone, (x, y, sample_weight), count, rehearse)
 

@@ -12,7 +12,7 @@ from tower_train import errors
 from tower_train.fronts import compat
 from tower_train.fronts.keras_building import floatx
 from tower_train.fronts.lockstep import parts
-from tower_train.fronts.lockstep.draws import drawn_for_more
+from tower_train.fronts.lockstep.draws import drawn_alike
 from tower_train.graph.random_state import line_of
 from tower_train.proof.rounding import EACH, STEPS, compare_values, epsilon, least_exact, rounded
 
@@ -57,8 +57,9 @@ def compare_steps(
     rows = _rows(data, count, normalizes)
     of_optimizers = [variable for each in rehearse(rows) for variable in each.variables]
     variables = list({id(v): v for v in [*alone.variables, *of_optimizers, *alone.metrics_variables]}.values())
-    drawn_alike = _drawn_alike(count) if normalizes else contextlib.nullcontext()
-    with drawn_alike, _traced_anew(towers, alone):
+    program = "check: a model with batch normalisation"
+    alike = drawn_alike(count, program) if normalizes else contextlib.nullcontext()  # so that parts that are, stay so
+    with alike, _traced_anew(towers, alone):
         try:
             with compat.in_float64(variables), floatx("float64"):
                 rehearse(rows, losses := [])
@@ -86,7 +87,7 @@ def _refuse_less_exact(losses: Sequence[tf.Tensor]) -> None:
 
 
 def _compared(
-    towers: keras.Model, alone: keras.Model, rows: Sequence, variables: Sequence[keras.Variable], count: int,
+    towers: keras.Model, alone: keras.Model, rows, variables: Sequence[keras.Variable], count: int,
     normalizes: bool, dtype: str,
 ) -> str:  # fmt: skip
     """Does the steps and compares the variables, which have their values of before then; returns a line for people."""
@@ -98,7 +99,7 @@ def _compared(
         for v, value in zip(variables, before, strict=True):
             v.assign(value if seed is None or id(v) not in weights else rounded(value, epsilon(value.dtype), seed))
         for _ in range(STEPS):
-            model.train_on_batch(*rows)
+            compat.train_on(model, rows)
         return [variables[i].numpy() for i in compared]
 
     about = f", {dtype}" + ", the same for each tower, as batch normalisation is by tower" * normalizes
@@ -111,8 +112,8 @@ def _compared(
             variable.assign(value)
 
 
-def _rows(data: Sequence, count: int, normalizes: bool) -> list:
-    """Returns x, y and sample_weight of a step; with batch normalisation the same for each tower, so that all have the
+def _rows(data: Sequence, count: int, normalizes: bool):
+    """Returns the batch of a step; with batch normalisation the same for each tower, so that all have the
     same statistics."""
     size, read, batches = EACH * count, 0, []
     for batch in compat.batches(*data, size):
@@ -131,23 +132,13 @@ def _rows(data: Sequence, count: int, normalizes: bool) -> list:
             else parts.rows_of(together, 0, size)
         )
 
-    return [None if part[0] is None else keras.tree.map_structure(first, *part) for part in zip(*batches, strict=True)]
+    return keras.utils.pack_x_y_sample_weight(  # as fit does, which gives a step x alone as it is
+        *(None if part[0] is None else keras.tree.map_structure(first, *part) for part in zip(*batches, strict=True))
+    )
 
 
 def _concatenated(leaves: Sequence):
-    return tf.sparse.concat(0, leaves) if isinstance(leaves[0], tf.SparseTensor) else tf.concat(leaves, 0)
-
-
-@contextlib.contextmanager
-def _drawn_alike(count: int) -> Iterator[None]:
-    """Makes layers draw the same random numbers for each tower's examples within this block, so that batches that are
-    the same stay so."""
-
-    def alike(size):
-        return None if not tf.is_tensor(size) and size % count else (size, tf.range(size) % (size // count))
-
-    with drawn_for_more(alike, "check: a model with batch normalisation"):
-        yield
+    return tf.sparse.concat(0, list(leaves)) if isinstance(leaves[0], tf.SparseTensor) else tf.concat(leaves, 0)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Shows on a few examples that the towers of an Estimator train what one device trains."""
 
+import contextlib
 import copy
 import os
 import tempfile
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.fronts import compat
+from tower_train.fronts.lockstep.draws import drawn_alike
 from tower_train.fronts.tf_estimator import inputs
 from tower_train.fronts.tf_estimator.tower_estimator import TRAIN, Estimator
 from tower_train.fronts.tf_estimator.training import NonFiniteLossError
@@ -54,9 +56,12 @@ def check(estimator: Estimator, input_fn: Callable) -> str:
 
             twin, variables = copy.copy(estimator), _Variables(first)
             del twin.__dict__["_placed"]
-            twin._config = config.replace(model_dir=tempfile.mkdtemp(dir=folder), **changes)
+            seed = 1 if config.tf_random_seed is None else config.tf_random_seed
+            changes = changes | {"model_dir": tempfile.mkdtemp(dir=folder), "tf_random_seed": seed}
+            twin._config = config.replace(**changes)
             twin._model_dir, twin._session_config = twin._config.model_dir, twin._config.session_config
-            twin.train(batches, hooks=[variables], steps=STEPS)
+            with drawn_alike(count) if alike else contextlib.nullcontext():
+                twin.train(batches, hooks=[variables], steps=STEPS)
             return variables
 
         try:

@@ -11,7 +11,7 @@ from tower_train.fronts.program import Cluster
 from tower_train.fronts.tf_estimator.captured import Captured, assign
 from tower_train.fronts.tf_estimator.inputs import Batches
 from tower_train.fronts.tf_estimator.library import api
-from tower_train.graph import gradients
+from tower_train.graph import gradients, random_state
 from tower_train.graph.collectives import AllReduce
 from tower_train.graph.devices import HOST, Devices
 
@@ -77,6 +77,8 @@ def train_step(specs: list[api.EstimatorSpec], captures: list[Captured], trainin
     Raises:
       GraphError: towers that cannot be averaged.
     """
+    for captured in captures:
+        _refuse_waits(captured)
     is_alone = captures[0].num_towers == 1
     losses = [tf.reshape(spec.loss, []) for spec in specs]
     loss = specs[0].loss
@@ -104,6 +106,17 @@ def train_step(specs: list[api.EstimatorSpec], captures: list[Captured], trainin
     # The optimizers' own ops are in a branch, where whoever loads this graph would not find them.
     v1.get_default_graph().get_collection_ref(v1.GraphKeys.TRAIN_OP)[:] = [op]
     return specs[0]._replace(loss=loss, train_op=op)
+
+
+def _refuse_waits(captured: Captured) -> None:
+    """Raises GraphError for a gradient that waits for an update: all are computed before the first one."""
+    grads = [grad for update in captured.updates for grad, _ in update.grads_and_vars if grad is not None]
+    before = random_state.ancestors([tensor.op for tensor in tf.nest.flatten(grads, expand_composites=True)])
+    if any(update.placeholder in before for update in captured.updates):
+        raise errors.GraphError(
+            "model_fn computes a gradient after an update (tf.control_dependencies on its train_op). All updates of a "
+            "step are done at once here, from the same variables: join them by tf.group(first, second)."
+        )
 
 
 def _update_if_finite(losses: list[tf.Tensor], captures: list[Captured], loss: tf.Tensor, all_reduce, assigned):
