@@ -30,7 +30,8 @@ import tensorflow  # noqa: F401
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 _MOST_SECS, _MOST_FOLDER_SECS = 300, 1800  # of the tests of a line; of whole folders of tests
-_USED_BY = {"data": ["workloads"], **dict.fromkeys(("graph", "run_dir", "inference", "cluster"), ["run"])}
+_USED_BY = {"data": ["workloads"], "graph": ["run", "cluster"], "inference": ["run", "graph"], "cluster": ["run"],
+            "run": ["run_dir", "cluster"], "run_dir": ["run", "inference"]}  # fmt: skip
 _BINARY = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "//"}
 _COMPARISON = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
                ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in"}  # fmt: skip

@@ -61,3 +61,13 @@ def test_a_sample_is_of_all_channels_alike(channels):
     assert 2**15 < sample.size <= 2**16
     of_each = np.bincount(sample.astype(int), minlength=channels)
     assert of_each.max() - of_each.min() <= 1
+
+
+def test_a_graph_is_written_with_shapes_and_without_large_constants():
+    with tf.Graph().as_default() as graph:
+        tf.constant(np.zeros([300, 3], np.float32), name="large")
+        tf.constant([7.0], name="small")
+    written = tf.compat.v1.GraphDef.FromString(summaries.serialized_graph(graph))
+    large, small = written.node
+    assert large.attr["_output_shapes"].list.shape == [tf.TensorShape([300, 3]).as_proto()]
+    assert not large.attr["value"].tensor.tensor_content and small.attr["value"].tensor.float_val == [7]
