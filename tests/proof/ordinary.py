@@ -1,4 +1,4 @@
-"""Checks ordinary networks in every mode, in which none may be refused, and prints a line for each.
+"""Checks ordinary networks in every mode and prints a line for each; the exit status is 1 if one is refused.
 
 Usage: PYTHONPATH=tests[:FOLDER...] python tests/proof/ordinary.py [--modes=MODE,...] [NAME ...]
 
@@ -30,7 +30,7 @@ MODES = {
     "both": dict(accumulate_steps=2, variable_update="mirrored"),
 }
 LEAST = {"InceptionV3": 75, "InceptionResNetV2": 75, "Xception": 71}  # sizes of images; else 32
-BY_SCAN = "recurrent by scan"
+BY_SCAN, FAILED = "recurrent by scan", []
 
 
 def stack(shape, *layers, dtype=None):
@@ -177,6 +177,7 @@ def compare(name, modes):
         except errors.UserError as error:
             line = f"REFUSED: {error}"
         print(f"{name} ({mode}, {time.perf_counter() - began:.0f} s): {line}", flush=True)
+        FAILED.extend([name] * line.startswith("REFUSED"))
 
 
 def main(words):
@@ -185,8 +186,10 @@ def main(words):
         try:
             compare(name, modes)
         except Exception as error:  # of the network itself
+            FAILED.append(name)
             print(f"{name}: FAILED {type(error).__name__}: {errors.reason(error)}", flush=True)
 
 
 if __name__ == "__main__":
     main(sys.argv[1:])
+    sys.exit(bool(FAILED))

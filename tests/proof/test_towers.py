@@ -69,6 +69,16 @@ def test_towers_that_are_one_are_shown_to_be(inference, options, dtype, least):
     assert outcome.line.startswith("towers:   2 equal 1 on this network to ")
 
 
+@pytest.mark.parametrize(("options", "expected"), [
+    ({}, ("cpu", 2, 1)), (MIRRORED, ("mirrored", 2, 1)), (IN_TURN, ("cpu", 1, 2)), (MIRRORED | IN_TURN, ("cpu", 1, 2)),
+])  # fmt: skip
+def test_the_towers_are_compared_in_the_runs_own_mode(options, expected, monkeypatch):
+    built, build = [], towers.Trial
+    monkeypatch.setattr(towers, "Trial", lambda *args: built.append(args[2]) or build(*args))
+    compared(plain, **options)
+    assert [(each.variable_update, each.num_gpus, each.accumulate_steps) for each in built] == [("cpu", 1, 1), expected]
+
+
 def summed(logits, labels):
     return tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
 
