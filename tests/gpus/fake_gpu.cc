@@ -1,12 +1,11 @@
-// A TensorFlow plugin with GPUs that hold memory but cannot compute: FAKE_GPUS says how many (2).
+// A TensorFlow plugin with GPUs that have memory but cannot compute: FAKE_GPUS says how many (2).
 //
 // Its devices have the type GPU, so TensorFlow's own placer, partitioner and kernel constructors treat a graph as on a
-// machine with GPUs, and values are copied between the devices and the host. A CUDA kernel must not be run on them.
+// machine with GPUs. Nothing may be run on them: no value is copied or set.
 // The interface: tensorflow/c/experimental/stream_executor/stream_executor.h.
 
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <tuple>
 
 #include "tensorflow/c/experimental/stream_executor/stream_executor.h"
@@ -31,28 +30,6 @@ void* Allocate(const SP_Device*, uint64_t size) {
   return aligned_alloc(kAlignment, (size + kAlignment - 1) / kAlignment * kAlignment);
 }
 
-void* Bytes(void* host) { return host; }
-const void* Bytes(const void* host) { return host; }
-void* Bytes(SP_DeviceMemoryBase* memory) { return memory->opaque; }
-const void* Bytes(const SP_DeviceMemoryBase* memory) { return memory->opaque; }
-
-template <typename To, typename From>
-void CopyNow(const SP_Device*, To to, From from, uint64_t size, TF_Status* status) {
-  memcpy(Bytes(to), Bytes(from), size);
-  Succeed(status);
-}
-
-template <typename To, typename From>
-void Copy(const SP_Device* device, SP_Stream, To to, From from, uint64_t size, TF_Status* status) {
-  CopyNow(device, to, from, size, status);
-}
-
-template <typename Value>
-void Fill(const SP_Device*, SP_Stream, SP_DeviceMemoryBase* to, Value value, uint64_t size, TF_Status* status) {
-  for (uint64_t i = 0; i < size / sizeof(value); ++i) static_cast<Value*>(to->opaque)[i] = value;
-  Succeed(status);
-}
-
 void SetExecutor(const SP_Platform*, SE_CreateStreamExecutorParams* params, TF_Status* status) {
   SP_StreamExecutor* executor = params->stream_executor;
   executor->struct_size = SP_STREAMEXECUTOR_STRUCT_SIZE;
@@ -69,16 +46,15 @@ void SetExecutor(const SP_Platform*, SE_CreateStreamExecutorParams* params, TF_S
     *free = *total = kMemoryBytes;
     return true;
   };
-  executor->memcpy_dtoh = Copy;
-  executor->memcpy_htod = Copy;
-  executor->memcpy_dtod = Copy;
-  executor->sync_memcpy_dtoh = CopyNow;
-  executor->sync_memcpy_htod = CopyNow;
-  executor->sync_memcpy_dtod = CopyNow;
-  executor->mem_zero = [](const SP_Device* device, SP_Stream stream, SP_DeviceMemoryBase* to, uint64_t size,
-                          TF_Status* status) { Fill(device, stream, to, uint8_t{0}, size, status); };
-  executor->memset = Fill;
-  executor->memset32 = Fill;
+  executor->memcpy_dtoh = Succeed;
+  executor->memcpy_htod = Succeed;
+  executor->memcpy_dtod = Succeed;
+  executor->sync_memcpy_dtoh = Succeed;
+  executor->sync_memcpy_htod = Succeed;
+  executor->sync_memcpy_dtod = Succeed;
+  executor->mem_zero = Succeed;
+  executor->memset = Succeed;
+  executor->memset32 = Succeed;
   executor->create_stream = [](const SP_Device*, SP_Stream* made, TF_Status* status) { Succeed(*made = &stream, status); };
   executor->create_event = [](const SP_Device*, SP_Event* made, TF_Status* status) { Succeed(*made = &event, status); };
   executor->create_timer = [](const SP_Device*, SP_Timer* made, TF_Status* status) { Succeed(*made = &timer, status); };

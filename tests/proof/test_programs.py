@@ -1,7 +1,6 @@
 """Programs in which N towers were not one, and others as people write them: they train alike now, or are refused.
 
-`python tests/proof/test_programs.py` prints a row for each. At a commit before the check, with `tests` on the path, it
-prints by how much two towers differ from one there.
+`python tests/proof/test_programs.py` prints a row for each.
 """
 
 import inspect
@@ -355,23 +354,11 @@ def test_trains_what_one_tower_trains_or_is_refused_by_its_line(name, mode):
     assert not places or f"test_programs.py:{places[0]}" in str(refused.value)
 
 
-def difference(name):
-    """By how much two towers differ from one in their losses and variables after three steps; or an error."""
-    (*_, examples, options), sides = PROGRAMS[name], []
-    for towers in (1, 2):
-        more = dict(learning_rate=0.01, optimizer="momentum", num_gpus=towers, batch_size=8 // towers) | options
-        losses, values = trainings.train(workload(name), examples, 3, **more)
-        sides.append({"loss": np.array(losses), **values})
-    floats = [(value, sides[1][key]) for key, value in sides[0].items() if value.dtype.kind in "fi"]
-    return f"{max(np.abs(a - b).max(initial=0) / (np.abs(a).max(initial=0) or 1) for a, b in floats):.0e}"
-
-
 def main():
     """Prints a row for each program."""
-    show = checked if hasattr(trainings, "compared") else difference
     for name in PROGRAMS:
         try:
-            line = show(name)
+            line = checked(name)
         except Exception as error:  # of whatever kind
             line = " ".join(str(error).splitlines())
         print(f"{name.replace('_', ' ')}: {line}", flush=True)
