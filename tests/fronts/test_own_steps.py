@@ -1,5 +1,7 @@
 """A model's own training step in towers does what a loop with GradientTapes does on one device."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -83,7 +85,7 @@ def test_the_step_of_keras_guide_trains_and_reports_what_keras_does(float64):
     assert_same(trained, 1e-9)
 
 
-METRIC = keras.metrics.Mean(name="elsewhere")
+METRIC, COUNT = keras.metrics.Mean(name="elsewhere"), itertools.count()
 
 
 class Own(keras.Model):
@@ -187,8 +189,11 @@ def own_update(self, x):
       r"Own.tower_step assigns to own.*/count, which every tower would do. Yield steps.Once"),
      (after_a_loss(lambda model, x, loss: METRIC.update_state(1.0)),
       "tower_step assigns to .*a metric must be an attribute"),
-     (after_a_loss(lambda model, x, loss: {"rows": x}), r"returns 'rows' with shape .*, 4.; give a scalar"),
-     (after_a_loss(lambda model, x, loss: None), "returns NoneType; give a dict")],
+     (after_a_loss(lambda model, x, loss: {"rows": x}), r"returns .'rows': .*; give a dict of scalars"),
+     (after_a_loss(lambda model, x, loss: None), "returns None; give a dict"),
+     (after_a_loss(lambda model, x, loss: loss), "returns .*; give a dict"),
+     (yielding(lambda model, x, loss: steps.Loss(loss) if next(COUNT) % 2 else steps.Join(x)),
+      "yields different requests in different towers")],
 )  # fmt: skip
 def test_mistakes_are_one_line(step, message):
     with pytest.raises(ConfigError, match=message) as caught:

@@ -67,12 +67,12 @@ def find(last: Sequence[tf.Operation]) -> Iterator[StatefulOp]:
             yield StatefulOp(node.name.partition("/")[2] or node.name, each, line, node.op)
 
 
-def ancestors(operations: Sequence[tf.Operation]) -> set[tf.Operation]:
-    """Returns the operations and all that they depend on."""
+def ancestors(operations: Sequence[tf.Operation], but: Sequence[str] = ()) -> set[tf.Operation]:
+    """Returns the operations and all that they depend on, but for operations of some types and what is before those."""
     reached, left = set(), list(operations)
     while left:
         op = left.pop()
-        if op not in reached:
+        if op not in reached and op.type not in but:
             reached.add(op)
             left += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
     return reached

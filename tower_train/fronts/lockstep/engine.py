@@ -52,8 +52,7 @@ def run(
             for optimizer, grads_and_vars in updates:
                 optimizer.apply_gradients(grads_and_vars)
             answers = [_once(asked[0], meeting) if kind is Once else None] * len(towers)
-        for tower in towers:
-            tower.begin_phase()
+        meeting.begin_phase()
 
 
 def is_own(step: Step) -> bool:

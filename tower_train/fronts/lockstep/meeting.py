@@ -15,6 +15,9 @@ from tower_train.fronts.lockstep.tower import Tower
 from tower_train.graph import gradients
 from tower_train.graph.devices import HOST
 from tower_train.graph.gradients import GradientsAndVariables
+from tower_train.graph.random_state import ancestors
+
+_NO_EXAMPLES = ("Shape", "ShapeN", "Size", "Unique")  # depend on no example's values
 
 
 class Meeting:
@@ -23,6 +26,16 @@ class Meeting:
     def __init__(self, model: keras.Model, towers: Sequence[Tower], exchange: Exchange, device: str, is_own_step: bool):
         self.model, self.towers, self.exchange, self._device = model, towers, exchange, device
         self._is_own_step = is_own_step
+        self.begin_phase()
+
+    def begin_phase(self) -> None:
+        """Reads the weights, with respect to which the losses up to the next update are differentiated."""
+        self._weights: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
+        for weight in self.model.trainable_weights:
+            with tf.device(weight.value.device):
+                self._weights[id(weight)] = weight, tf.identity(weight.value)
+        for tower in self.towers:
+            tower.begin_phase(self._weights.values())
 
     @property
     def is_alone(self) -> bool:
@@ -83,41 +96,35 @@ class Meeting:
           ConfigError: no loss depends on any of the variables.
         """
         variables, scale = losses[0].variables, losses[0].optimizer.scale_loss(tf.ones([], losses[0].value.dtype))
-        copies = [(i, key, copy) for i, tower in enumerate(self.towers) for key, copy in tower.copies]
+        weights = {id(v): self._weights[id(v)][1] for v in variables if id(v) in self._weights}
         # Not by a tape, which would place all towers' gradients on one device.
         grads = tf.gradients(
             [loss.value for loss in losses],
-            [copy for *_, copy in copies],
+            list(weights.values()),
             [scale * tf.cast(tower.part.share, scale.dtype) for tower in self.towers],
         )
-        of_weights = [{id(variable): [] for variable in variables} for _ in self.towers]
-        for (i, key, _), grad in zip(copies, grads, strict=True):
-            if grad is not None and key in of_weights[i]:
-                of_weights[i][key].append(grad)
-        if not any(grads for of_tower in of_weights for grads in of_tower.values()):
+        if all(grad is None for grad in grads):
             raise errors.ConfigError(
                 f"tower_step yields a Loss that depends on none of its {len(variables)} variables. What was computed "
                 "before the last yield of a Loss or a Once is a constant after it: compute the loss anew, or yield the "
                 "two losses in one list."
             )
+        of_weights = dict(zip(weights, grads, strict=True))
+        # Names variables without gradients.
+        [trained] = gradients.with_gradients([[(of_weights.get(id(v)), v) for v in variables]])
         with tf.device(HOST):
-            return self._total([[(_added(of_tower[id(v)]), v) for v in variables] for of_tower in of_weights])
+            return trained if self.is_alone else self._total(trained)
 
-    def _total(self, tower_grads: list[GradientsAndVariables]) -> GradientsAndVariables:
-        """Returns the sums over the towers of all processes, with the slices that one device would have."""
-        trained = gradients.with_gradients(tower_grads)  # names variables without gradients
-        if self.is_alone:
-            return trained[0]
-        by_variable = [([grad for grad, _ in of_towers], of_towers[0][1]) for of_towers in zip(*trained, strict=True)]
-        dense = [tf.add_n(grads) for grads, _ in by_variable if not isinstance(grads[0], tf.IndexedSlices)]
+    def _total(self, trained: GradientsAndVariables) -> GradientsAndVariables:
+        """Returns the sums over all processes of gradients, with the slices that one device would have."""
         dtypes = {id(v): layer.compute_dtype for layer in compat.sublayers(self.model) for v in layer.trainable_weights}
-        sums, total = iter(self.exchange.sum(dense)), []
-        for grads, variable in by_variable:
-            if isinstance(grads[0], tf.IndexedSlices):
-                of_towers = ([grad.values for grad in grads], [grad.indices for grad in grads])
-                rows = (self.exchange.rows(tf.concat(each, axis=0)) for each in of_towers)
-                whole = tf.IndexedSlices(*rows, grads[0].dense_shape)
-                whole = whole if _are_of_examples(grads[0].indices) else gradients.sum_rows(whole)
+        sums = iter(self.exchange.sum([grad for grad, _ in trained if not isinstance(grad, tf.IndexedSlices)]))
+        total = []
+        for grad, variable in trained:
+            if isinstance(grad, tf.IndexedSlices):
+                rows = (self.exchange.rows(each) for each in (grad.values, grad.indices))
+                whole = tf.IndexedSlices(*rows, grad.dense_shape)
+                whole = whole if _are_of_examples(grad.indices) else gradients.sum_rows(whole)
             else:
                 whole = next(sums)
                 if dtypes.get(id(variable)) == "float16":  # one device sums in float16, where the sum may overflow
@@ -180,23 +187,19 @@ class Meeting:
         Raises:
           ConfigError: they returned something else than scalars.
         """
-        if not isinstance(returned[0], dict) or not returned[0]:
-            raise errors.ConfigError(
-                f"{type(self.model).__name__}.tower_step returns {returned[0] or type(returned[0]).__name__}; give a "
-                'dict of scalars to report, such as {"loss": loss}.'
-            )
         logs, means = {}, {}
+        values = returned[0].values() if isinstance(returned[0], dict) else ()
+        if not values or any(keras.ops.ndim(value) for value in values if not isinstance(value, keras.Metric)):
+            raise errors.ConfigError(
+                f"{type(self.model).__name__}.tower_step returns {returned[0]}; give a dict of scalars to report, such "
+                'as {"loss": loss}: means over the tower\'s examples.'
+            )
         for name, value in returned[0].items():
             if isinstance(value, keras.Metric):
                 result = value.result()
                 logs |= result if isinstance(result, dict) else {name: result}
                 continue
             logs[name], means[name] = None, [tf.cast(each[name], keras.config.floatx()) for each in returned]
-            if means[name][0].shape.rank != 0:
-                raise errors.ConfigError(
-                    f"{type(self.model).__name__}.tower_step returns {name!r} with shape {means[name][0].shape}; give "
-                    "a scalar: its mean over the tower's examples."
-                )
         return logs | dict(zip(means, self.totals(list(means.values())), strict=True))
 
 
@@ -208,23 +211,11 @@ def _copied(whole, device: str):
     return copy
 
 
-def _added(grads: Sequence):
-    """Adds gradients by copies of a weight; one alone may be sparse."""
-    return tf.add_n(grads) if len(grads) > 1 else grads[0] if grads else None
-
-
 def _are_of_examples(indices: tf.Tensor) -> bool:
     """Returns whether one device too has a row once for each use by an example, which Keras' Adam squares one by one.
 
     Other rows are of no examples, as positions', or unique, as those of a sparse input's product.
     """
     constants = {id(inside) for outside, inside in indices.graph.captures if hasattr(outside, "numpy")}
-    ahead, seen = [indices], set()
-    while ahead:
-        tensor = ahead.pop()
-        if tensor.op.type == "Placeholder" and (id(tensor) not in constants or tensor.dtype == tf.resource):
-            return True
-        if tensor.op not in seen and tensor.op.type not in ("Shape", "ShapeN", "Size", "Unique"):
-            seen.add(tensor.op)
-            ahead += tensor.op.inputs
-    return False
+    begun = [op.outputs[0] for op in ancestors([indices.op], but=_NO_EXAMPLES) if op.type == "Placeholder"]
+    return any(id(tensor) not in constants or tensor.dtype == tf.resource for tensor in begun)

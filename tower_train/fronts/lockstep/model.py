@@ -53,8 +53,11 @@ class TowerModel(keras.Model):
 
     def compile(self, *args, **kwargs):
         """Compiles the template, with the arguments of its own `compile`; ConfigError for XLA and eager steps."""
-        if kwargs.get("jit_compile") is True:
-            raise errors.ConfigError("jit_compile=True: XLA compiles for one device only. Leave it out.")
+        if asked := [name for name in ("jit_compile", "run_eagerly") if kwargs.get(name) is True]:
+            raise errors.ConfigError(
+                f"{asked[0]}=True: the towers' step is a graph of several devices. Leave it out; to debug, fit the "
+                "model itself, which trains the same."
+            )
         self.template.compile(*args, **kwargs)
         self._optimizers = None
         self._compile_as_template()
@@ -91,11 +94,6 @@ class TowerModel(keras.Model):
         return [*self.template.variables, *(v for each in self._optimizers or () for v in each.variables)]
 
     def _compile_as_template(self) -> None:
-        if self.template.run_eagerly:
-            raise errors.ConfigError(
-                "run_eagerly=True: the towers' step is a graph. Debug the model itself, model.fit(...), which trains "
-                "the same; or leave it out."
-            )
         about = dict(run_eagerly=False, steps_per_execution=self.template.steps_per_execution)
         super().compile(self.template.optimizer, jit_compile=False, **about)
 

@@ -21,58 +21,53 @@ class TowerScope(keras.StatelessScope):
     """A scope in which layers and programs compute on given values of variables, and what they assign is noted.
 
     Args:
-      values: (variable, value), used instead of the variable's own value.
-      assign: (variable, value) -> the value that the variable has from then on.
+      values: (variable, value), used instead of the variable's own value. Gradients of a weight go to it from what is
+        assigned too, as on one device.
 
     Attributes:
       assigned: {id: (variable, value)}.
     """
 
-    def __init__(self, values: Iterable[tuple], assign: Callable = lambda variable, value: value):
+    def __init__(self, values: Iterable[tuple]):
         # Variables without a value are a model's that was built for its layers only, and get none here.
         super().__init__(values, collect_losses=True, initialize_variables=False)
         self.assigned: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
-        self._assign = assign
 
     def add_update(self, update):
         variable, value = update
         self.assigned[id(variable)] = update
-        super().add_update((variable, self._assign(variable, value)))
+        before = self.get_current_value(variable)
+        is_of_weight = before is not None and variable.trainable
+        super().add_update((variable, _assigned(before, value) if is_of_weight else value))
 
 
 class Tower:
     """A tower of a step.
 
-    A phase lies between two updates. Within it the tower computes on copies of the weights, with respect to which its
-    losses are differentiated.
+    A phase lies between two updates. Within it the tower computes on copies of the weights.
 
     Attributes:
       part, device: of the batch; a string.
-      copies: over copies in this phase, (id of the weight, the copy); one more of a weight that is assigned.
       updates: over calls of metrics' update_state in this phase, (metric, args, kwargs).
     """
 
     def __init__(self, model: keras.Model, step: Step, part: Part, device: str):
         self.part, self.device = part, device
         self._model, self._steps = model, step(model, part.data)
-        self._weights = {id(weight): weight for weight in model.trainable_weights}
         self._metrics = {id(m): m for m in [*model.metrics, *compat.layer_metrics(model)]}.values()
         self._added_losses: dict[int, set] = {}
         self._op_seeds = itertools.count()
-        self.begin_phase()
 
     @property
     def assigned(self) -> dict[int, tuple[keras.Variable, tf.Tensor]]:
         """{id: (variable, value)} of this phase."""
         return self._scope.assigned
 
-    def begin_phase(self) -> None:
-        """Reads the weights again."""
+    def begin_phase(self, weights: Iterable[tuple[keras.Variable, tf.Tensor]]) -> None:
+        """Copies the weights' values."""
         self.updates: list[tuple[keras.metrics.Metric, tuple, dict]] = []
-        self.copies: list[tuple[int, tf.Tensor]] = []
         with tf.device(self.device):
-            copies = [(weight, self._value(weight, weight.value)) for weight in self._weights.values()]
-        self._scope = TowerScope(copies, self._value)
+            self._scope = TowerScope([(weight, tf.identity(value)) for weight, value in weights])
 
     def advance(self, answer: Any) -> Any:
         """Gives the step the result of its last yield; returns the value of the next one, or Finished."""
@@ -92,12 +87,11 @@ class Tower:
             except StopIteration as end:
                 return Finished(end.value)
 
-    def _value(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
-        """Returns the value that a variable has in this phase once it is assigned this one."""
-        if id(variable) not in self._weights:
-            return value
-        self.copies.append((id(variable), tf.stop_gradient(value)))
-        return self.copies[-1][1]
-
     def _record(self, metric: keras.metrics.Metric, *args, **kwargs) -> None:
         self.updates.append((metric, args, kwargs))
+
+
+@tf.custom_gradient
+def _assigned(before: tf.Tensor, value: tf.Tensor):
+    """Returns a value that a weight is assigned; its gradient is that of the weight."""
+    return tf.identity(value), lambda grad: (grad, None)
