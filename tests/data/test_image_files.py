@@ -177,7 +177,7 @@ MISTAKES = [  # files below the root, options, class of the error, words of its 
     ([f"below/{name}" for name in BOTH], {}, errors.DataError, "but below in it does. Give --data_dir={root}/below"),
     ([*(f"below/{name}" for name in BOTH), "a/list.csv"], {}, errors.DataError, "but below in it does"),
     ([*(f"train/{n}_1.png" for n in "ab"), "test/o_1.png", "test/n_1.png"], NAMES, errors.DataError, "is of class n."),
-    (TWO, dict(labels="none.csv"), errors.DataError, "there is no such file in"),
+    (TWO, dict(labels="none.csv"), errors.DataError, "there is no such file in {root}. Give folders, names (the cl"),
     (TWO, dict(labels="two.csv:kind"), errors.DataError, "1.jpg has a and b as kind"),
     (TWO, dict(labels="one.csv"), errors.DataError, "finds images of 1 classes"),
     (TWO, dict(labels="others.csv"), errors.DataError, "(file, kind) names images below"),

@@ -82,6 +82,7 @@ def test_small_tensors_are_sent_together_and_by_nccl_in_one_order(kind, hint, wo
             assert op.get_attr("communication_hint") == hint
             messages.setdefault(op.get_attr("instance_key"), []).append(op)
     assert len(messages) == 2
+    assert "CollectiveReduce" not in {op.type for op in small_graph(all_reduce="add_n").get_operations()}
     first, second = (messages[key] for key in sorted(messages))
     assert len({op.device for op in first}) == len({op.device for op in second}) == len(first) == GPUS // workers
     for op in second if kind == "nccl" else ():

@@ -1,6 +1,7 @@
 """Too little memory, and NCCL's failures, are one line that says what to try."""
 
 import dataclasses
+import signal
 
 import jobs
 import pytest
@@ -78,6 +79,11 @@ with shortages.named(128, 1):
     thread.start()
     thread.join()
 """
+
+
+def test_another_exception_of_a_library_is_not_told_as_too_little_memory():
+    done = jobs.command("-c", BAD_ALLOC.replace("_Znwm, args=[2**62]", "_ZSt20__throw_length_errorPKc, args=[b'odd']"))
+    assert done.returncode == -signal.SIGABRT and "Out of memory" not in done.stderr
 
 
 def test_a_library_that_finds_no_memory_ends_the_process_with_that_line():

@@ -52,6 +52,11 @@ def test_the_tags_are_these_and_name_no_tower_and_variables_are_those_after_the_
         assert shown[name].sum == pytest.approx(np.sum(value, dtype=np.float64), rel=1e-6)
 
 
+def test_images_have_one_three_or_four_channels():
+    shapes = [2, 8, 8, 1], [2, 8, 8, 3], [2, 8, 8, 4], [2, 8, 8, 5], [2, 8, 3]
+    assert [summaries.is_image(tf.zeros(shape)) for shape in shapes] == [True] * 3 + [False] * 2
+
+
 @pytest.mark.parametrize("channels", [1, 10, 64, 96, 255])
 def test_a_sample_is_of_all_channels_alike(channels):
     count = 3 * 2**16 // channels

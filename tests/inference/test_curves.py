@@ -70,10 +70,11 @@ def test_runs_are_drawn_and_tabulated_where_no_other_file_is(runs, tmp_path, mon
 def test_runs_are_named_by_one_or_two_options(options, names, monkeypatch):
     """Those first that change what is learnt; by directories if they differ in none such."""
     first = dict(option.split("=") for option in options)
-    runs = {"0": first, "1": dict.fromkeys(first, 0), "2": first | {"seed": 2}}
+    runs = {"0": first, "1": dict.fromkeys(first, 0), "2": first | {"seed": 2}, "3": first}
     monkeypatch.setattr(curves.json_files, "read", lambda path: {"config": runs[path.parent.name]})
     assert curves.labels(["0", "1"]) == names
     assert len(set(curves.labels(["0", "1", "2"]))) == 3
+    assert curves.labels([*"013"]) == [*"013"], "two of them are alike"
 
 
 @pytest.mark.parametrize(("last", "scale"), [(0.1, "linear"), (0.01, "log"), (-0.01, "linear")])

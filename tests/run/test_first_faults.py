@@ -74,7 +74,7 @@ CASES = {
         r"^workload toy: tower_\d/metrics/.* fails on examples of toy test: .*\[3\].*\[8\]",
     ),
     "too few outputs for the loss": (
-        network(2), r"^toy train has 3 classes \(one, two, three\), but the network of workload toy gives 2 outputs.",
+        network(2), r"^toy train has 3 classes \(one, two, three\), but the network of workload toy gives 2 outputs\.",
     ),
     "too few outputs for labels that come later": (
         unnamed(network(2)),
