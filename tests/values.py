@@ -1,4 +1,4 @@
-"""Values of tensors, in a graph and a session of their own."""
+"""Values of tensors, in a graph and a session of their own; given numbers for random changes to examples."""
 
 import numpy as np
 import tensorflow as tf
@@ -19,3 +19,22 @@ def fetched(examples, indices):
         iterator = v1.data.make_initializable_iterator(dataset)
         session.run(iterator.initializer)
         return session.run(iterator.get_next())
+
+
+class GivenDraws:
+    """Implements workload.Draws by given numbers.
+
+    Args:
+      uniform, of_example: floating point [batch, count], what these methods return for any name.
+      epochs: integers [batch].
+    """
+
+    def __init__(self, uniform, of_example=None, epochs=None):
+        self._uniform, self._of_example = uniform, of_example
+        self.epochs = None if epochs is None else tf.constant(epochs, tf.int64)
+
+    def uniform(self, name, count):
+        return tf.convert_to_tensor(self._uniform, tf.float32)[:, :count]
+
+    def of_example(self, name, count):
+        return tf.convert_to_tensor(self._of_example, tf.float32)[:, :count]

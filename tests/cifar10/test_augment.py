@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import values
-from draws import GivenDraws
 
 from cifar10 import augment, crops, shifts
 
@@ -19,7 +18,7 @@ def made():
     """(images, numbers drawn) -> augmented and prepared images; the batch size is not known statically."""
     with tf.Graph().as_default() as graph:
         x, u = v1.placeholder(tf.uint8, [None, 32, 32, 3]), v1.placeholder(tf.float32, [None, 4])
-        results = augment.augment(x, GivenDraws(u)), augment.prepare(x)
+        results = augment.augment(x, values.GivenDraws(u)), augment.prepare(x)
         assert all(y.shape.as_list() == [None, 24, 24, 3] and y.dtype == tf.float32 for y in results)
     session = v1.Session(graph=graph)
     return lambda images, numbers: session.run(results, {x: images, u: numbers})
@@ -97,7 +96,7 @@ def test_crops_are_those_of_the_padded_image(images):
     places = [(row, column, flip, k) for row in range(9) for column in range(9) for flip in (0, 1) for k in (0, 1)]
     numbers = [((row + 0.5) / 9, (column + 0.5) / 9, 0.75 - 0.5 * flip) for row, column, flip, _ in places]
     places, numbers = [*places, (0, 0, 1, 0), (8, 8, 0, 1)], [*numbers, (LEAST,) * 3, (MOST,) * 3]
-    found = values.of(lambda x: crops.augment(x, GivenDraws(numbers)), images[[k for *_, k in places]])
+    found = values.of(lambda x: crops.augment(x, values.GivenDraws(numbers)), images[[k for *_, k in places]])
     normal = (images.astype(np.float64) - crops.MEAN) / crops.DEVIATION
     padded = np.pad(normal, [(0, 0), (4, 4), (4, 4), (0, 0)])
     for crop, (row, column, flip, k) in zip(found, places, strict=True):
@@ -113,7 +112,7 @@ def test_every_shift_and_flip_is_numpys(images):
     rows, columns, bits, epochs, chosen = map(np.array, zip(*cases, strict=True))
     numbers = np.stack([rows[:, 1], columns[:, 1]], axis=1)  # those of the shift, and of the colours too
     given = numbers, (0.75 - 0.5 * bits)[:, np.newaxis], epochs
-    found = values.of(lambda x: shifts.augment(x, GivenDraws(*given)), images[chosen])
+    found = values.of(lambda x: shifts.augment(x, values.GivenDraws(*given)), images[chosen])
     assert found.dtype == np.float32
     padded = np.pad(images, [(0, 0), (2, 2), (2, 2), (0, 0)], mode="reflect").astype(np.float64)
     for shifted, ((row, first), (column, second), bit, epoch, k) in zip(found, cases, strict=True):

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import values
-from draws import GivenDraws
 from PIL import Image, ImageEnhance, ImageOps
 
 from tower_train.data import augmentation, colours
@@ -74,7 +73,7 @@ def test_randaugment_is_pillows_operation_by_operation(shape, magnitude):
         [(colours.OPERATIONS.index(name) + 0.5) / 14, 0.25 if sign > 0 else 0.5, 0, 0] for name, sign, _ in cases
     ]
     chosen = images[[k for *_, k in cases]]
-    found = values.of(lambda: colours.randaugment(tf.constant(chosen), GivenDraws(numbers), magnitude))
+    found = values.of(lambda: colours.randaugment(tf.constant(chosen), values.GivenDraws(numbers), magnitude))
     for result, (name, sign, k) in zip(found, cases, strict=True):
         expected = operation(name, sign * magnitude / 30, shape[1], shape[0])(pillow(images[k]))
         differences = np.abs(result.reshape(shape) - np.asarray(expected).reshape(shape))
@@ -89,7 +88,7 @@ def test_the_mean_of_a_large_image_is_that_of_pillow():
     for image, count in zip(images.reshape(2, -1), (2**17 - 1, 2**17), strict=True):
         image[:count] = 201
     numbers = [[(colours.OPERATIONS.index("Contrast") + 0.5) / 14, 0.5, 0, 0]] * 2
-    found = values.of(lambda: colours.randaugment(tf.constant(images), GivenDraws(numbers), 30))
+    found = values.of(lambda: colours.randaugment(tf.constant(images), values.GivenDraws(numbers), 30))
     for result, image in zip(found, images, strict=True):
         np.testing.assert_array_equal(result[..., 0], np.asarray(ImageEnhance.Contrast(pillow(image)).enhance(0.1)))
 
@@ -98,7 +97,7 @@ def test_the_mean_of_a_large_image_is_that_of_pillow():
 def test_images_with_a_number_below_a_half_are_flipped(option, axis):
     """Before the changes of the workload's own, if it has some."""
     images, options = photos(4, (9, 12, 3)), augmentation.PlacedImageOptions(**{option: True})
-    expected, draws = images.copy(), GivenDraws(np.array([[0.0], [0.5], [0.75], [0.49]]))
+    expected, draws = images.copy(), values.GivenDraws(np.array([[0.0], [0.5], [0.75], [0.49]]))
     expected[[0, 3]] = np.flip(images, axis)[[0, 3]]
     for own, more in ((None, 0), (lambda images, draws: images + 1, 1)):
         change = functools.partial(augmentation.functions(options, augment=own)["augment"], draws=draws)
@@ -107,7 +106,7 @@ def test_images_with_a_number_below_a_half_are_flipped(option, axis):
 
 def test_colours_change_in_a_random_order_as_pillows():
     images = photos(40, (20, 24, 3))
-    found = values.of(lambda: colours.color_jitter(tf.constant(images), GivenDraws(NUMBERS), 0.4))
+    found = values.of(lambda: colours.color_jitter(tf.constant(images), values.GivenDraws(NUMBERS), 0.4))
     kinds = [ImageEnhance.Brightness, ImageEnhance.Color, ImageEnhance.Contrast]
     orders = [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)]
     for result, image, numbers in zip(found, images, NUMBERS, strict=True):
@@ -132,7 +131,7 @@ def box(numbers, height, width, shares, ratios, most):
 @pytest.mark.parametrize(("height", "width", "least"), [(28, 28, 0.08), (24, 40, 0.95)])
 def test_crops_are_resized_as_pillows(height, width, least):
     images = photos(40, (height, width, 3))
-    found = values.of(lambda: augmentation.random_resized_crop(tf.constant(images), GivenDraws(NUMBERS), least))
+    found = values.of(lambda: augmentation.random_resized_crop(tf.constant(images), values.GivenDraws(NUMBERS), least))
     fallbacks = 0
     for result, image, numbers in zip(found, images, NUMBERS, strict=True):
         chosen = box(numbers, height, width, (least, 1), (3 / 4, 4 / 3), (height, width))
@@ -149,7 +148,7 @@ def test_crops_are_resized_as_pillows(height, width, least):
 @pytest.mark.parametrize(("height", "width"), [(30, 12), (12, 30)])
 def test_a_rectangle_of_some_images_is_erased(height, width):
     images = photos(40, (height, width, 3)).astype(np.float32) + 1
-    found = values.of(lambda: augmentation.random_erasing(tf.constant(images), GivenDraws(NUMBERS), 0.5))
+    found = values.of(lambda: augmentation.random_erasing(tf.constant(images), values.GivenDraws(NUMBERS), 0.5))
     for result, image, numbers in zip(found, images.copy(), NUMBERS, strict=True):
         chosen = box(numbers, height, width, (0.02, 0.33), (1 / 3.3, 1 / 0.3), (height - 1, width - 1))
         if chosen and numbers[0] < 0.5:
@@ -177,7 +176,7 @@ def test_neighbours_and_their_labels_are_mixed(alphas):
 
     def mixed():
         given = tf.nest.map_structure(tf.constant, (images, Weighted(labels, weights)))
-        pixels, mixed_labels = augmentation.mixed(*given, GivenDraws(NUMBERS), alphas)
+        pixels, mixed_labels = augmentation.mixed(*given, values.GivenDraws(NUMBERS), alphas)
         workload = Workload("mixed", None, lambda features, training: features)
         return pixels, mixed_labels, towers.tower_loss(workload, tf.constant(logits), mixed_labels, tf.float64)[1]
 
@@ -202,6 +201,6 @@ def test_neighbours_and_their_labels_are_mixed(alphas):
     np.testing.assert_allclose(loss, -np.mean(np.sum(soft * logs, axis=1)), rtol=1e-6)
     whole = images.astype(np.uint8)
     of_whole = values.of(
-        lambda: augmentation.mixed(tf.constant(whole), tf.constant(labels), GivenDraws(NUMBERS), alphas)[0]
+        lambda: augmentation.mixed(tf.constant(whole), tf.constant(labels), values.GivenDraws(NUMBERS), alphas)[0]
     )
     np.testing.assert_array_equal(of_whole, pixels)

@@ -1,5 +1,5 @@
 """Training a small network is what numpy does, however the batch is cut: gradients, every optimizer, rates of single
-variables, weight decay, clipping, schedule and averages.
+variables, weight decay, clipping, smooth labels, schedule and averages.
 
 A step's global batch is the whole data set, so that a step is an epoch and the order of the examples is of no account.
 """
@@ -108,25 +108,27 @@ class Adam(Sgd):
                 self.slots[name] *= self.BETAS[int(name[4]) - 1]
 
 
-def loss_and_gradients(weights):
-    """Mean cross-entropy plus decay * ||hidden weights||^2 / 2, and its gradients by backpropagation."""
+def loss_and_gradients(weights, smoothing):
+    """Mean cross-entropy, of which a share is for all classes alike, plus decay * ||hidden weights||^2 / 2, and its
+    gradients by backpropagation."""
     kernels = [name for name, value in weights.items() if len(value) == FEATURES]
     hidden = np.tanh(sum(X @ weights[name] for name in kernels) + weights["fast_bias"])
     logits = hidden @ weights["output"] + weights["bias"]
     probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    loss = -np.log(probabilities[np.arange(NUM_EXAMPLES), LABELS]).mean()
-    d_logits = (probabilities - np.eye(CLASSES)[LABELS]) / NUM_EXAMPLES
+    targets = (1 - smoothing) * np.eye(CLASSES)[LABELS] + smoothing / CLASSES
+    loss = -np.sum(targets * np.log(probabilities)) / NUM_EXAMPLES
+    d_logits = (probabilities - targets) / NUM_EXAMPLES
     d_hidden = d_logits @ weights["output"].T * (1 - hidden**2)
     gradients = {name: X.T @ d_hidden + WEIGHT_DECAY * weights[name] for name in kernels}
     gradients |= dict(fast_bias=d_hidden.sum(0), output=hidden.T @ d_logits, bias=d_logits.sum(0))
     return loss + sum(WEIGHT_DECAY / 2 * np.sum(weights[name] ** 2) for name in kernels), gradients
 
 
-def train(weights, rule, weight_decay=0.0, clip_gradients=np.inf):
+def train(weights, rule, weight_decay, clip_gradients=np.inf, label_smoothing=0.0):
     """Returns over steps: the losses, the learning rates, {name: value} of weights, slots and averages."""
     averages, losses, rates, states = dict(weights), [], [], []
     for step in range(STEPS):
-        loss, gradients = loss_and_gradients(weights)
+        loss, gradients = loss_and_gradients(weights, label_smoothing)
         norm = np.sqrt(sum(np.sum(gradient**2) for gradient in gradients.values()))
         rate = RATE * DECAY_FACTOR ** (step * NUM_EXAMPLES // int(EPOCHS_PER_DECAY * NUM_EXAMPLES))
         for name, gradient in gradients.items():
@@ -151,7 +153,7 @@ MIRRORED, IN_TURN = dict(variable_update="mirrored"), dict(accumulate_steps=2)
         (Sgd, 1, dict(optimizer="sgd", weight_decay=0.1)),
         (Sgd, 2, dict(optimizer="sgd", clip_gradients=0.75) | MIRRORED),
         (Momentum, 2, dict(optimizer="momentum") | IN_TURN),
-        (Momentum, 8, dict(optimizer="momentum", weight_decay=0.1)),
+        (Momentum, 8, dict(optimizer="momentum", weight_decay=0.1, label_smoothing=0.3)),
         (Momentum, 1, dict(optimizer="momentum", nesterov=True)),
         (Muon, 2, dict(optimizer="muon") | MIRRORED),
         (Muon, 4, dict(optimizer="muon", nesterov=True)),
@@ -176,7 +178,9 @@ def test_training_is_the_arithmetic_of_numpy(rule, towers, options):
             found.append(session.run(built.report))
             states.append(session.run(variables))
     decay = options.get("weight_decay", 0.004 if options["optimizer"] == "adamw" else 0)
-    losses, rates, expected = train(weights, rule(**options), decay, options.get("clip_gradients", np.inf))
+    losses, rates, expected = train(
+        weights, rule(**options), decay, options.get("clip_gradients", np.inf), options.get("label_smoothing", 0.0)
+    )
     np.testing.assert_allclose([report.learning_rate for report in found], rates, rtol=1e-15)
     np.testing.assert_allclose([report.loss for report in found], losses, rtol=1e-9)
     for state, values in zip(states, expected, strict=True):

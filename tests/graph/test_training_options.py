@@ -1,4 +1,4 @@
-"""Means, sums of sparse rows, clipping, smoothing and accumulation, against numpy or what they must equal."""
+"""Means, sums of sparse rows, clipping and accumulation, against numpy or what they must equal."""
 
 import numpy as np
 import pytest
@@ -61,21 +61,6 @@ def test_sparse_gradients_are_decayed_and_clipped_as_the_sums_of_repeated_rows(l
     norm = np.linalg.norm(gradient)
     assert norm > limit
     np.testing.assert_allclose(ended - start, -gradient * limit / norm, rtol=0, atol=1e-12)
-
-
-def test_smooth_labels_are_spread_over_all_classes_in_the_usual_loss():
-    rng, smoothing = np.random.default_rng(0), 0.3
-    logits, labels = rng.normal(size=[48, 3]), rng.integers(0, 3, 48)
-
-    def network(features, training):
-        return features + v1.get_variable("shift", [3], features.dtype, v1.zeros_initializer())
-
-    examples = Examples.from_arrays("logits", logits, labels, "abc")
-    options = dict(num_gpus=2, batch_size=24, label_smoothing=smoothing, dtype="float64")
-    [found], _ = trainings.train(Workload("shifted", None, network), examples, 1, **options)
-    targets = np.full([48, 3], smoothing / 3) + (1 - smoothing) * np.eye(3)[labels]
-    log_probabilities = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    assert found == pytest.approx(-np.mean(np.sum(targets * log_probabilities, axis=1)), rel=1e-12)
 
 
 def test_a_device_begins_a_batch_only_when_it_has_the_gradients_of_the_one_before():

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import values
-from draws import GivenDraws
 
 import tower_train
 from tower_train import errors
@@ -96,7 +95,7 @@ def test_the_network_follows_the_color_and_the_classes(data, color, channels):
 def test_images_are_flipped_unless_told_not_to():
     """What flips are, tests/data/test_augmentation.py has."""
     images = np.random.default_rng(0).integers(0, 256, [1, 4, 5, 1], np.uint8)
-    found = values.of(lambda x: workload().augment(x, GivenDraws([[0.2]])), images)
+    found = values.of(lambda x: workload().augment(x, values.GivenDraws([[0.2]])), images)
     np.testing.assert_allclose(found, images[:, :, ::-1] / 127.5 - 1, atol=1e-6)
     assert workload(flip=False).augment is None
 
