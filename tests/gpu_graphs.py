@@ -6,7 +6,13 @@ import importlib
 import tempfile
 from typing import NamedTuple
 
+import keras
 import numpy as np
+import tensorflow as tf
+
+import tower_train
+from tower_train import Examples, estimator
+from tower_train.graph import devices, training
 
 GPUS = [2, 0]
 OF_FRONTS = [1, 0]  # of those two, the only ones that the process sees then
@@ -52,11 +58,6 @@ def graph_of(name):
 
 
 def trainer_step(network, **options):
-    import tensorflow as tf
-
-    from tower_train.graph import devices, training
-    from tower_train.workload import Examples
-
     module, fields, shape, classes = NETWORKS[network]
     workload = importlib.import_module(module).WORKLOAD
     workload = workload.with_options(fields) if fields else workload
@@ -82,9 +83,6 @@ def trainer_step(network, **options):
 
 
 def keras_model(policy):
-    import keras
-    import tensorflow as tf
-
     layers = keras.layers
     keras.config.set_dtype_policy(policy)
     with tf.device("/cpu:0"):  # where the fronts' documentation puts a model
@@ -96,9 +94,6 @@ def keras_model(policy):
 
 
 def compiled(model):
-    import keras
-    import tensorflow as tf
-
     with tf.device("/cpu:0"):  # nothing is computed on these GPUs
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile("adam", loss, metrics=["accuracy"])
@@ -106,11 +101,6 @@ def compiled(model):
 
 
 def keras_step(policy):
-    import keras
-    import tensorflow as tf
-
-    import tower_train
-
     parallel = tower_train.multi_gpu_model(keras_model(policy), gpus=OF_FRONTS)
     floatx = keras.config.dtype_policy().variable_dtype
     with tf.device("/cpu:0"):
@@ -136,10 +126,6 @@ class _Built(Exception):
 
 
 def estimator_step(policy):
-    import tensorflow as tf
-
-    from tower_train import estimator as tf_estimator
-
     found = {}
 
     class Look(tf.compat.v1.train.SessionRunHook):
@@ -153,10 +139,10 @@ def estimator_step(policy):
         return tf.data.Dataset.from_tensors((tf.zeros([BATCH, 8, 8, 3], floatx), tf.zeros([BATCH], tf.int32))).repeat()
 
     with tempfile.TemporaryDirectory() as model_dir:
-        config = tf_estimator.RunConfig(gpus=OF_FRONTS)
-        estimator = tf_estimator.model_to_estimator(compiled(keras_model(policy)), model_dir=model_dir, config=config)
+        config = estimator.RunConfig(gpus=OF_FRONTS)
+        made = estimator.model_to_estimator(compiled(keras_model(policy)), model_dir=model_dir, config=config)
         try:
-            estimator.train(input_fn, [Look()], steps=1)
+            made.train(input_fn, [Look()], steps=1)
         except _Built:
             pass
     graph = found["graph"]
