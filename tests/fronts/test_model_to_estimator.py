@@ -29,7 +29,7 @@ def network(dropout=0.0, normalized=False):
             *([layers.BatchNormalization(momentum=0.5)] if normalized else []),
             layers.Flatten(),
             layers.Dropout(dropout, seed=1),
-            layers.Dense(3, activation="softmax"),
+            layers.SpectralNormalization(layers.Dense(3, activation="softmax")),
         ]
     )
 
