@@ -2,19 +2,22 @@
 
     python tests/mutants.py tower_train/graph --count=40 --seed=1
 
-Works in a copy of the repository. The tests of the room, and of rooms that use it much, run once without a bug, to
-learn which of them execute each line; then each mutant meets those of its line, the fastest first, until one fails.
-A survivor is printed with its line, to be given a test, or to be shown equal to the program.
+Works in two copies of the repository, one for each of two processes. The whole suite runs once without a bug, to learn
+which tests execute each line; then each mutant meets those of its line, the fastest of its own room first, until one
+fails. A survivor is printed with its line, to be given a test, or to be shown equal to the program.
 """
 
 import argparse
 import ast
 import collections
+import concurrent.futures
 import contextlib
+import hashlib
+import itertools
 import json
+import multiprocessing
 import os
 import pathlib
-import random
 import shutil
 import signal
 import sys
@@ -29,9 +32,9 @@ import pytest
 import tensorflow  # noqa: F401
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-_MOST_SECS, _MOST_FOLDER_SECS = 300, 1800  # of the tests of a line; of whole folders of tests
-_USED_BY = {"data": ["workloads"], "graph": ["run", "cluster"], "inference": ["run", "graph"], "cluster": ["run"],
-            "run": ["run_dir", "cluster"], "run_dir": ["run", "inference"]}  # fmt: skip
+_PROCESSES = 2
+_SUITE_SECS, _MUTANT_SECS = 3600, 600  # at most: of all tests, without a mutant; of a mutant's tests
+_FAR_SECS = 120  # of tests of other rooms for one mutant
 _BINARY = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "//"}
 _COMPARISON = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
                ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in"}  # fmt: skip
@@ -139,18 +142,21 @@ def _compiles(mutant: Mutant) -> bool:
         return False
 
 
-def test_folders(path: pathlib.Path) -> list[str]:
-    """Returns the folder of the tests of a module's room, and those that use the room much."""
-    room = next((part for part in path.parent.parts if (ROOT / "tests" / part).is_dir()), "")
-    return [f"tests/{each}" for each in (room, *_USED_BY.get(room, ()))]
+def drawn(modules: list[pathlib.Path], count: int, seed: int) -> list[Mutant]:
+    """Returns mutants by the smallest digests of their texts, so that a change elsewhere leaves the choice as it is."""
+    digests, seen = {}, collections.Counter()
+    for mutant in filter(_compiles, itertools.chain.from_iterable(map(mutants_of, modules))):
+        text = f"{seed} {mutant.path} {mutant.old} {mutant.new}"
+        digests[mutant] = hashlib.sha256(f"{text} {seen[text]}".encode()).digest()
+        seen[text] += 1
+    return sorted(digests, key=digests.get)[:count]
 
 
 class Lines:
     """A plugin of pytest that notes which tests execute which lines of the package, and how long each test takes."""
 
-    def __init__(self, copy: pathlib.Path):
-        self.coverage = coverage.Coverage(data_file=None, include=[f"{copy}/tower_train/*"])
-        self.copy = copy
+    def __init__(self):
+        self.coverage = coverage.Coverage(data_file=None, include=[f"{_copy}/tower_train/*"])
         self.secs = collections.defaultdict(float)  # of each test
         self.failed = set()
 
@@ -169,32 +175,30 @@ class Lines:
         if report.failed:
             self.failed.add(report.nodeid)
 
-    def tests(self) -> dict[str, dict[int, list[str]]]:
-        """Returns the tests that pass, the fastest first, by module and line."""
-        data = self.coverage.get_data()
-        of_file = collections.defaultdict(list)
-        for test in sorted(set(self.secs) - self.failed, key=self.secs.get):
-            of_file[test.split("::")[0]].append(test)
-
-        def each(contexts: list[str]) -> list[str]:
-            tests = {test for name in contexts for test in ([name] if "::" in name else of_file[name])}
-            return sorted(tests & set(self.secs) - self.failed, key=self.secs.get)
-
-        return {
-            str(pathlib.Path(file).relative_to(self.copy)): {
-                line: each(names) for line, names in data.contexts_by_lineno(file).items()
-            }
-            for file in data.measured_files()
-        }
+    def tests(self, mutant: Mutant) -> dict[str, float]:
+        """Returns the tests that execute a mutant's line and pass, with their seconds."""
+        contexts = self.coverage.get_data().contexts_by_lineno(str(_copy / mutant.path)).get(mutant.line, ())
+        secs = {test: secs for test, secs in self.secs.items() if test not in self.failed}
+        return {test: secs[test] for test in secs if test in contexts or test.split("::")[0] in contexts}
 
 
-def in_fork(copy: pathlib.Path, work: Callable[[], int], most_secs: float) -> int | None:
+_copy = ROOT  # of the repository, each process' own
+
+
+def make_copy(folder: str) -> None:
+    """Makes this process' copy of the repository in a folder."""
+    global _copy
+    _copy = pathlib.Path(folder) / str(os.getpid())
+    shutil.copytree(ROOT, _copy, ignore=shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__"))
+
+
+def in_fork(work: Callable[[], int], most_secs: float) -> int | None:
     """Returns the status of work in the copy, None if it took too long. A fork need not import TensorFlow again."""
     child = os.fork()
     if not child:
         os.setsid()
-        os.chdir(copy)
-        sys.path[0] = os.environ["PYTHONPATH"] = str(copy)
+        os.chdir(_copy)
+        sys.path[0] = os.environ["PYTHONPATH"] = str(_copy)
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1), os.dup2(nowhere, 2)
         os._exit(work())
@@ -210,50 +214,50 @@ def in_fork(copy: pathlib.Path, work: Callable[[], int], most_secs: float) -> in
     return status
 
 
-def tests_of_lines(copy: pathlib.Path, folders: list[str]) -> dict[str, dict[int, list[str]]]:
-    """Runs folders of tests once, and returns those that execute each line (Lines.tests)."""
-    notes = copy / "lines.json"
+def tests_of_lines(files: list[str], mutants: list[Mutant]) -> list[dict[str, float]]:
+    """Runs files of tests once, and returns those that execute the line of each mutant, with their seconds."""
 
     def work() -> int:
-        lines = Lines(copy)
+        lines = Lines()
         lines.coverage.start()
-        pytest.main(["-q", "-q", "-p", "no:xdist", *folders], plugins=[lines])
+        pytest.main(["-q", "-q", "-p", "no:xdist", *files], plugins=[lines])
         lines.coverage.stop()
-        notes.write_text(json.dumps(lines.tests()))
+        (_copy / "lines.json").write_text(json.dumps([lines.tests(mutant) for mutant in mutants]))
         return 0
 
-    if in_fork(copy, work, _MOST_FOLDER_SECS) != 0:
-        raise SystemExit(f"{' '.join(folders)}: more than {_MOST_FOLDER_SECS} s without any mutant.")
-    return {
-        module: {int(line): names for line, names in lines.items()}
-        for module, lines in json.loads(notes.read_text()).items()
-    }
+    if in_fork(work, _SUITE_SECS) != 0:
+        raise SystemExit(f"The tests took more than {_SUITE_SECS} s without any mutant.")
+    return json.loads((_copy / "lines.json").read_text())
 
 
-def passes(copy: pathlib.Path, *tests: str) -> bool:
+def passes(*tests: str) -> bool:
     """Returns whether tests pass, in time, in the copy."""
     words = ["-x", "-q", "-q", "-p", "no:xdist", *tests]
-    return in_fork(copy, lambda: pytest.main(words), _MOST_SECS) in (0, 5)  # 5: there was no test
+    return in_fork(lambda: pytest.main(words), _MUTANT_SECS) in (0, 5)  # 5: there was no test
 
 
-def is_caught(copy: pathlib.Path, mutant: Mutant, lines: dict[int, list[str]]) -> bool:
+def is_caught(mutant: Mutant, tests: dict[str, float]) -> bool:
     """Returns whether a test fails on the mutant that passes without it, asked at once, as a busy machine fails too.
 
-    The tests that execute the line run, of the room and then of others; where there is none, as other processes
-    execute it, all of the room.
+    Args:
+      mutant: the bug.
+      tests: those that execute its line, with the seconds that each takes. Where there is none, as other processes
+        execute it, all of the room run.
     """
-    original = (copy / mutant.path).read_bytes()
-    room, *_ = test_folders(mutant.path)
-    near = [test for test in lines.get(mutant.line, ()) if test.startswith(f"{room}/")]
-    far = [test for test in lines.get(mutant.line, ()) if test not in near]
-    for tests in filter(None, (near, far) if near or far else ([room],)):
-        (copy / mutant.path).write_bytes(changed(mutant))
-        shutil.rmtree(copy / ".pytest_cache", ignore_errors=True)
-        failed = not passes(copy, *tests)
-        (copy / mutant.path).write_bytes(original)
-        last = copy / ".pytest_cache/v/cache/lastfailed"
-        names = list(json.loads(last.read_text())) if last.exists() else tests  # none fails where time ran out
-        if failed and passes(copy, *names):
+    original = (_copy / mutant.path).read_bytes()
+    room = next((f"tests/{part}/" for part in mutant.path.parent.parts if (ROOT / "tests" / part).is_dir()), "tests/")
+    near = sorted((test for test in tests if test.startswith(room)), key=tests.get)
+    far = sorted(tests.keys() - set(near), key=tests.get)
+    secs = itertools.accumulate(map(tests.get, far))
+    far = [test for test, until in zip(far, secs, strict=True) if until < _FAR_SECS]
+    for group in filter(None, (near, far) if tests else ([room],)):
+        (_copy / mutant.path).write_bytes(changed(mutant))
+        shutil.rmtree(_copy / ".pytest_cache", ignore_errors=True)
+        failed = not passes(*group)
+        (_copy / mutant.path).write_bytes(original)
+        last = _copy / ".pytest_cache/v/cache/lastfailed"
+        names = list(json.loads(last.read_text())) if last.exists() else group  # none fails where time ran out
+        if failed and passes(*names):
             return True
     return False
 
@@ -263,27 +267,28 @@ def main() -> None:
     parser.add_argument("paths", nargs="+", help="modules, or folders of them, such as tower_train/graph")
     parser.add_argument("--count", type=int, default=20, help="mutants, drawn from all")
     parser.add_argument("--seed", type=int, default=0, help="of the choice")
-    parser.add_argument("--list", action="store_true", help="print the chosen mutants, and run nothing")
     args = parser.parse_args()
-    modules = [
-        file
-        for path in args.paths
-        for file in sorted([ROOT / path] if path.endswith(".py") else (ROOT / path).rglob("*.py"))
-    ]
-    every = [mutant for module in modules for mutant in mutants_of(module.relative_to(ROOT)) if _compiles(mutant)]
-    chosen = random.Random(args.seed).sample(every, min(args.count, len(every)))
-    survivors = []
-    with tempfile.TemporaryDirectory(prefix="mutants") as folder:
-        copy = pathlib.Path(folder) / "repository"
-        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__"))
-        folders = {folder for mutant in chosen for folder in test_folders(mutant.path)}
-        lines = {} if args.list else tests_of_lines(copy, sorted(folders))
-        for number, mutant in enumerate(chosen, 1):
-            caught = args.list or is_caught(copy, mutant, lines.get(str(mutant.path), {}))
-            survivors += [] if caught else [mutant]
-            print(f"{number} {'' if args.list else 'caught ' if caught else 'SURVIVED '}{mutant}", flush=True)
-    if not args.list:
-        print(f"{len(chosen) - len(survivors)} of {len(chosen)} caught. Survivors:", *survivors, sep="\n")
+    paths = [ROOT / path for path in args.paths]
+    modules = [module for path in paths for module in ([path] if path.is_file() else sorted(path.rglob("*.py")))]
+    mutants = drawn([module.relative_to(ROOT) for module in modules], args.count, args.seed)
+    files = sorted(map(str, (ROOT / "tests").rglob("test_*.py")))
+    with (
+        tempfile.TemporaryDirectory(prefix="mutants") as folder,
+        concurrent.futures.ProcessPoolExecutor(
+            _PROCESSES, multiprocessing.get_context("fork"), make_copy, (folder,)
+        ) as pool,
+    ):
+        parts = [[os.path.relpath(file, ROOT) for file in files[part::_PROCESSES]] for part in range(_PROCESSES)]
+        known = zip(*pool.map(tests_of_lines, parts, itertools.repeat(mutants)), strict=True)
+        asked = {
+            pool.submit(is_caught, mutant, dict(collections.ChainMap(*each))): mutant
+            for mutant, each in zip(mutants, known, strict=True)
+        }
+        survivors = []
+        for number, answer in enumerate(concurrent.futures.as_completed(asked), 1):
+            survivors += [] if answer.result() else [asked[answer]]
+            print(f"{number} {'caught' if answer.result() else 'SURVIVED'} {asked[answer]}", flush=True)
+    print(f"{len(mutants) - len(survivors)} of {len(mutants)} caught. Survivors:", *survivors, sep="\n")
 
 
 if __name__ == "__main__":
