@@ -1,7 +1,7 @@
 """The private names of Keras and TensorFlow on which the fronts depend, and temporary replacements in them.
 
-Every such name stands here, behind a small function or constant. tests/fronts/test_compat.py fails when one vanishes or
-changes its meaning; setup.py bounds the versions with which it passes.
+Every such name stands here, behind a small function or constant. tests/fronts fail when one vanishes or changes its
+meaning; setup.py bounds the versions with which they pass.
 """
 
 import contextlib
@@ -168,13 +168,7 @@ def random_seed() -> int | None:
 
 def layer_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     """Returns the metrics that a model and its layers have as attributes and update in their calls."""
-    found = [metric for layer in model._flatten_layers() for metric in own_metrics(layer)]
-    return list({id(metric): metric for metric in found}.values())
-
-
-def own_metrics(layer: keras.Layer) -> list[keras.metrics.Metric]:
-    """Returns the metrics that are attributes of a layer itself."""
-    return layer._metrics
+    return [metric for layer in model._flatten_layers() for metric in layer._metrics]
 
 
 @contextlib.contextmanager
