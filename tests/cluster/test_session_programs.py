@@ -66,9 +66,27 @@ def test_a_program_by_itself_is_the_chief_of_no_others_and_trains_as_without(alo
     alone.shutdown()
 
 
+def test_horovods_arguments_without_effect_are_taken_and_floats_sent_in_fewer_bits(alone):
+    horovod.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.5), num_groups=2, op=horovod.Average)
+    sent = [horovod.allreduce(tf.constant(third), compression=horovod.Compression.bf16) for third in (1 / 3, 333)]
+    assert [*map(float, sent)] == [0.333984375, 333]
+
+
+def test_a_worker_tells_for_how_long_it_has_waited_for_which_mean(alone, monkeypatch):
+    said = []
+    noting = types.SimpleNamespace(note_means=lambda *means: said.append(means), note_stall=lambda *_: None)
+    monkeypatch.setattr(alone, "membership", noting)
+    alone.counts[:] = 3, 2  # gradients that are there, and means
+    alone._ended.set()
+    alone._watch(0.0)
+    [(means, seconds)] = said
+    assert means == 2 and seconds > 0
+
+
 def test_mistakes_are_said_in_one_line(alone, monkeypatch):
-    with pytest.raises(errors.GraphError, match="root_rank=1: there are workers 0 to 0"):
-        distributed.broadcast_variables([], 1)
+    for send in (lambda: distributed.broadcast_variables([], 1), lambda: horovod.broadcast(tf.constant(1.0), 1)):
+        with pytest.raises(errors.GraphError, match="root_rank=1: there are workers 0 to 0"):
+            send()
     for arguments, message in (
         ({"op": horovod.Adasum}, "op='Adasum'. has no meaning here.* on the mean"),
         ({"backward_passes_per_step": 2}, "backward_passes_per_step=2. has no meaning here: each pass is a step"),

@@ -33,17 +33,18 @@ def model_fn(features, labels, mode, params):
     return tf_estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
 
-def make(model_dir, towers=1, fn=model_fn, params=None, **config):
+def make(model_dir, towers=1, fn=model_fn, params=None, warm_start_from=None, **config):
     config = tf_estimator.RunConfig(**({"num_gpus": towers, "tf_random_seed": 1} | config))
-    return tf_estimator.Estimator(fn, model_dir, config, params)
+    return tf_estimator.Estimator(fn, model_dir, config, params, warm_start_from)
 
 
-def expected_weights(steps, towers=1, rate=RATE, first_row=None):
+def expected_weights(steps, towers=1, rate=RATE, first_row=None, start=(0, 0, 0, 0)):
     """The weights and the bias after some steps, in numpy: the batches of all towers are one batch.
 
     first_row: step -> the first row of this batch in X, repeated; None for consecutive batches.
+    start: the first values.
     """
-    inputs, values, velocity = np.c_[X, np.ones(48)], np.zeros(4), np.zeros(4)
+    inputs, values, velocity = np.c_[X, np.ones(48)], np.array(start), np.zeros(4)
     for step in range(steps):
         begin = first_row(step) if first_row else step * BATCH * towers
         rows = np.arange(begin, begin + BATCH * towers) % 48

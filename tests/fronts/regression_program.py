@@ -19,13 +19,15 @@ TABLE_ROWS = [[[0], [1, 2, 2], [3]], [[2, 3], [0], [1, 1, 1], [2]]]  # over work
 
 
 class Weights(tf_estimator.SessionRunHook):
-    """Keeps all variables as they are at the end; hangs or stops after one step."""
+    """Keeps all variables, and other draws of gammas, as they are at the end; hangs or stops after one step."""
 
     def __init__(self, hangs_after=None, stops_after=None):
         self._hangs_after, self._stops_after, self._steps, self.values = hangs_after, stops_after, 0, None
 
     def begin(self):
+        drawn = [op for op in v1.get_default_graph().get_operations() if op.type == "RandomGamma"]
         self._variables = {v.op.name: v.read_value() for v in v1.global_variables()}
+        self._variables |= {f"gamma {i}": op.outputs[0] for i, op in enumerate(drawn)}
 
     def after_run(self, run_context, run_values):
         self._steps += 1
@@ -62,6 +64,7 @@ def normalized_fn(features, labels, mode, params):
     """The regression, beside layers that the loss does not depend on."""
     layer = tf.keras.layers.BatchNormalization(momentum=0.5, dtype="float64", name="norm")
     layer(tf.nn.dropout(features["x"], 0.5, seed=7), training=True)
+    tf.random.gamma([], 1.0)
     return model_fn(features, labels, mode, params)
 
 
@@ -78,7 +81,8 @@ def main(model_dir):
     if not is_evaluator:
         line.train(in_turn, max_steps=9)  # as the chief knows, there is nothing to train
         make(f"{model_dir}/table", fn=table_fn).train(table_rows, hooks=hooks[1:2])
-        make(f"{model_dir}/stopped", 2, normalized_fn).train(in_turn, hooks=hooks[2:])
+        last = tf_estimator.WarmStartSettings(f"{model_dir}/line", "weights|bias")  # as the chief alone can read it
+        make(f"{model_dir}/stopped", 2, normalized_fn, None, last).train(in_turn, hooks=hooks[2:])
         print(json.dumps([hook.values for hook in hooks]), flush=True)
         line.train(in_turn, hooks=[Weights(hangs_after=not is_chief and 1)])
 

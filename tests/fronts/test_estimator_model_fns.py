@@ -1,5 +1,7 @@
 """An Estimator trains the model_fns that people wrote for one device, with their arguments and metrics."""
 
+import random
+
 import keras
 import numpy as np
 import pytest
@@ -122,12 +124,14 @@ def test_initial_values_are_those_of_one_device(tmp_path):
         return model_fn(features["some"], labels, mode, {})
 
     def batches():
-        data = tf.data.Dataset.from_tensor_slices(({"x": X}, Y)).batch(BATCH, drop_remainder=True)
-        return data.map(lambda features, labels: ({"some": features, "none": None}, labels))
+        data = tf.data.Dataset.from_tensor_slices(({"x": X}, Y, tf.sparse.from_dense(X))).batch(BATCH, True)
+        return data.map(lambda features, labels, sparse: ({"some": features, "none": None, "sparse": sparse}, labels))
 
+    of_python = random.getstate()
     one, two = (make(tmp_path / str(towers), towers, drawn).train(batches, steps=1) for towers in (1, 2))
     for name in ("drawn0", "drawn1"):
         np.testing.assert_array_equal(two.get_variable_value(name), one.get_variable_value(name))
+    assert random.getstate() == of_python  # which seeds the initializers of Keras
 
 
 def with_keras_metrics(features, labels, mode, params):

@@ -85,9 +85,10 @@ def test_workers_train_as_one_machine_go_on_and_name_one_that_dies_while_an_eval
         assert table["global_step"] == 3
         np.testing.assert_allclose(table["table"], trained_table(), rtol=1e-9)
         assert stopped["global_step"] == 2
-        assert_line(stopped, expected_weights(2, 4))
+        assert_line(stopped, expected_weights(2, 4, start=values))
         averages = stopped["norm/moving_mean"], stopped["norm/moving_variance"]
         np.testing.assert_allclose(averages, moving_averages(), rtol=1e-9)
+    assert len({stopped[f"gamma {i}"] for _, _, stopped in found for i in range(2)}) == 4  # each tower draws its own
     errors_of = X @ values[:3] + values[3] - Y
     evaluated = jobs.events(line / "eval").Scalars("mae")[-1]
     assert evaluated.step == 9 and evaluated.value == pytest.approx(np.abs(errors_of).mean(), rel=1e-6)

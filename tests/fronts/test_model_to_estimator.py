@@ -79,6 +79,10 @@ def test_moving_averages_of_one_tower_and_metrics_are_keras_own_in_later_optimiz
     assert found["accuracy"] == pytest.approx(model.evaluate(X, LABELS, verbose=0)[1], abs=1e-6)
     predictions = np.array([p[model.layers[-1].name] for p in estimator.predict(dataset(X, LABELS, 10))])
     np.testing.assert_allclose(predictions, model.predict(X, verbose=0), atol=1e-5)
+    receiver = tf_estimator.export.build_raw_serving_input_receiver_fn({"image": tf.zeros([1, 5, 5, 1])})
+    path = estimator.export_saved_model(str(tmp_path / "exported"), receiver).decode()
+    [served] = tf.saved_model.load(path).signatures["serving_default"](image=tf.constant(X)).values()
+    np.testing.assert_allclose(served, predictions, atol=1e-5)
 
 
 def test_two_inputs_and_outputs_have_their_names_losses_and_metrics_of_one_kind(tmp_path):

@@ -73,8 +73,7 @@ class _KerasModelFn:
             zip(_output_names(model, outputs), keras.tree.flatten(outputs), strict=True)
         )  # fmt: skip
         if mode == library.api.ModeKeys.PREDICT:
-            export_outputs = {library.SERVING: library.api.export.PredictOutput(predictions)}
-            return library.api.EstimatorSpec(mode, predictions, export_outputs=export_outputs)
+            return library.api.EstimatorSpec(mode, predictions)
         compat.build_losses_and_metrics(model, x, labels)
         sums = {} if training else _in_graph(model.metrics_variables, {}, list(captured.LOCAL), "metrics/")
         zeros = {id(v): tf.zeros(v.shape, v.dtype) for v in model.metrics_variables}

@@ -18,7 +18,6 @@ from tf_keras.api._v2 import keras as keras_v2
 from tower_train.fronts import compat
 
 v1 = tf.compat.v1
-SERVING = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
 
 
 def _init_run_config(config, tf_config: dict) -> None:
@@ -48,9 +47,7 @@ def _put_in_place() -> None:
     for name, values in absent.items():
         module = types.ModuleType(f"tensorflow.python.{name}")
         vars(module).update(values)
-        package, _, short = module.__name__.rpartition(".")
         sys.modules[module.__name__] = module
-        setattr(importlib.import_module(package), short, module)
     tf_export.ESTIMATOR_API_NAME = name = "estimator"
     for table, version in ((tf_export.API_ATTRS, ""), (tf_export.API_ATTRS_V1, "_v1")):
         attributes = type(table[tf_export.TENSORFLOW_API_NAME])

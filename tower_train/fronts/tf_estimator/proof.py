@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import dataclasses
 import os
 import tempfile
 from collections.abc import Callable
@@ -36,47 +37,44 @@ def check(estimator: Estimator, input_fn: Callable) -> str:
       DataError: input_fn gives no data set.
       GraphError: a variable differs by more than rounding.
     """
-    config, count = estimator.config, len(estimator._placed.towers)
+    config, placed = estimator.config, estimator._placed
+    count = len(placed.towers)
     if count == 1 or config.num_worker_replicas > 1:
         raise errors.ConfigError(
             "check: it compares the towers of one process with one device. Give RunConfig(num_gpus=2) or more, and no "
             "TF_CONFIG."
         )
-    one_tower = {"num_gpus": None, "gpus": config.gpus and config.gpus[:1], "train_distribute": None}
     with tempfile.TemporaryDirectory() as folder:
         examples = os.path.join(folder, "examples")
         _save_examples(estimator, input_fn, examples, STEPS * EACH * count)
 
-        def train(changes: dict, alike: bool, first: dict | None = None) -> _Variables:
-            towers = 1 if changes else count
-
+        def train(towers: int, alike: bool, first: dict | None = None) -> _Variables:
             def batches():
                 rows = tf.data.Dataset.load(examples)
                 return (rows.take(EACH).repeat(STEPS * count) if alike else rows).batch(EACH * count // towers)
 
             twin, variables = copy.copy(estimator), _Variables(first)
-            del twin.__dict__["_placed"]
+            twin._placed = dataclasses.replace(placed, towers=placed.towers[:towers])
             seed = 1 if config.tf_random_seed is None else config.tf_random_seed
-            changes = changes | {"model_dir": tempfile.mkdtemp(dir=folder), "tf_random_seed": seed}
-            twin._config = config.replace(**changes)
-            twin._model_dir, twin._session_config = twin._config.model_dir, twin._config.session_config
+            twin._model_dir = tempfile.mkdtemp(dir=folder)
+            twin._config = config.replace(model_dir=twin._model_dir, tf_random_seed=seed)
             with drawn_alike(count) if alike else contextlib.nullcontext():
                 twin.train(batches, hooks=[variables], steps=STEPS)
             return variables
 
         try:
-            one = train(one_tower, alike=False)
+            one = train(1, alike=False)
         except NonFiniteLossError:
             return rounding.not_finite(count)
         if one.normalizes:
-            one = train(one_tower, True, one.first)
-        several = train({}, one.normalizes, one.first)
+            one = train(1, True, one.first)
+        several = train(count, one.normalizes, one.first)
 
         def nearby(seed):
             near = dict(one.first)
             for name in one.weights if seed is not None else ():
                 near[name] = rounding.rounded(near[name], rounding.epsilon(one.last[name].dtype), seed)
-            return [*train(one_tower, one.normalizes, near).last.values()]
+            return [*train(1, one.normalizes, near).last.values()]
 
         about = ", the same for each tower, as batch normalisation is by tower" * one.normalizes
         values = ([each.last[name] for name in one.last] for each in (one, several))

@@ -51,8 +51,7 @@ class Training(v1.train.SessionRunHook):
     def __init__(self, placed: Devices, cluster: Cluster | None = None):
         self.cluster, self.worker, workers = cluster, cluster.rank if cluster else 0, cluster.size if cluster else 1
         self.num_towers, self.name = len(placed.towers) * workers, f"training {next(_trainings) if cluster else 0}"
-        kind = "collective" if cluster else "add_n"
-        self.all_reduce = AllReduce((HOST,), kind, num_workers=workers, name=self.name)
+        self.all_reduce = AllReduce((HOST,), "collective", num_workers=workers, name=self.name)
 
     def before_run(self, run_context):
         return v1.train.SessionRunArgs(None if self.finite is None else [self.finite, v1.train.get_global_step()])
@@ -110,8 +109,8 @@ def train_step(specs: list[api.EstimatorSpec], captures: list[Captured], trainin
 
 def _refuse_waits(captured: Captured) -> None:
     """Raises GraphError for a gradient that waits for an update: all are computed before the first one."""
-    grads = [grad for update in captured.updates for grad, _ in update.grads_and_vars if grad is not None]
-    before = random_state.ancestors([tensor.op for tensor in tf.nest.flatten(grads, expand_composites=True)])
+    pairs = [pair for update in captured.updates for pair in update.grads_and_vars]
+    before = random_state.ancestors([grad.op for grad, _ in pairs if grad is not None])
     if any(update.placeholder in before for update in captured.updates):
         raise errors.GraphError(
             "model_fn computes a gradient after an update (tf.control_dependencies on its train_op). All updates of a "
