@@ -144,7 +144,6 @@ def batches(x, y, sample_weight, size: int) -> Iterator[tuple]:
 
 def train_on(model: keras.Model, batch) -> None:
     """Does a step of `fit` on a batch; train_on_batch would make a triple of it."""
-    model._symbolic_build(data_batch=keras.utils.unpack_x_y_sample_weight(batch))
     model.make_train_function()
     model.train_function(iter([batch]))
 
