@@ -1,7 +1,7 @@
 """One task of a cluster that trains the linear regression to step 4, on to step 9, then a table of which each example
 has some rows, then the regression until the worker stops it, and once more until the worker hangs.
 
-python -m regression_program MODEL_DIR
+python tests/fronts/regression_program.py MODEL_DIR
 """
 
 import json

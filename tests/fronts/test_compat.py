@@ -2,17 +2,13 @@
 
 import pathlib
 import re
-import threading
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.training import training as training_module
 
 import tower_train
 from tower_train.fronts import compat
-from tower_train.fronts.tf_estimator import library
 
 v1 = tf.compat.v1
 PRIVATE = re.compile(
@@ -71,63 +67,10 @@ def test_replaced_of_a_class_its_heirs_and_one_object_even_after_an_error():
     assert (one.method(), one.value, vars(Heir).get("method")) == ("method", 1, None)
 
 
-def test_fresh_layer_names_begin_at_0_in_this_thread_and_go_on_afterwards():
-    def name():
-        return keras.layers.Dense(1).name
-
-    name()
-    before, others = int(name().rpartition("_")[2]), []
-    with compat.fresh_layer_names():
-        assert (name(), name()) == ("dense", "dense_1")
-        thread = threading.Thread(target=lambda: others.extend([name(), name()]))
-        thread.start()
-        thread.join()
-    assert name() == f"dense_{before + 1}" and others == ["dense", "dense_1"]
-
-
-def test_intercepted_assignments_are_all_that_keras_does():
-    seen = []
-
-    def assign(original, variable, value):
-        seen.append(variable.name)
-        original(variable, value + 1)
-
-    variable = keras.Variable([1.0, 2.0], name="mine")
-    layer = keras.layers.BatchNormalization(name="norm")
-    layer.build([None, 2])
-    with compat.intercepted_assignments(assign):
-        variable.assign([3.0, 4.0] * tf.ones([2]))
-        variable.assign_add(tf.ones([2]))
-        layer(tf.ones([2, 2]), training=True)
-    assert seen == ["mine", "mine", "moving_mean", "moving_variance"]
-    np.testing.assert_array_equal(variable.numpy(), [4 + 1 + 1, 5 + 1 + 1])
-    variable.assign([0.0, 0.0])
-    np.testing.assert_array_equal(variable.numpy(), [0, 0])
-
-
-def test_draws_that_are_skipped_are_those_of_earlier_ones():
-    with tf.Graph().as_default():
-        tf.random.set_seed(1)
-        seeds = [v1.get_seed(None) for _ in range(3)]
-    with tf.Graph().as_default():
-        tf.random.set_seed(1)
-        compat.skip_draws(2)
-        assert v1.get_seed(None) == seeds[2] != seeds[0]
-
-
 def test_image_layers_take_pythons_numbers_as_floatx(float64):
     with tf.Graph().as_default(), compat.python_floats():  # outside of it RandomRotation multiplies by a float32
         images = tf.ones([2, 8, 8, 3], tf.float64)
         assert keras.layers.RandomRotation(0.1, dtype="float64")(images, training=True).dtype == tf.float64
-
-
-def test_a_session_is_opened_by_another_function_and_a_stop_withdrawn():
-    with compat.replaced(training_module, "MonitoredTrainingSession", dict):
-        assert library.estimator.training.MonitoredTrainingSession(master="a") == {"master": "a"}
-    context = v1.train.SessionRunContext(None, None)
-    context.request_stop()
-    context._stop_requested = False
-    assert not context.stop_requested
 
 
 def test_a_saver_that_reshapes_takes_a_value_of_another_shape(tmp_path):

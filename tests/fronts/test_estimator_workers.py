@@ -12,7 +12,7 @@ import tensorflow as tf
 from regression import BATCH, X, Y, expected_weights
 from regression_program import TABLE_ROWS
 
-FRONTS = jobs.TESTS / "fronts"
+PROGRAM = jobs.TESTS / "fronts" / "regression_program.py"
 
 
 @contextlib.contextmanager
@@ -20,13 +20,11 @@ def tasks(folders):
     """Starts a program for each task, {type: its MODEL_DIR}; yields them, and the hosts."""
     hosts = dict(zip(("chief", "worker"), clusters.hosts(2), strict=True))
     cluster = {name: [host] for name, host in hosts.items()}
-    path = jobs.environment(jobs.TESTS, FRONTS)["PYTHONPATH"]
     with contextlib.ExitStack() as stack:
         started = {}
         for kind, folder in folders.items():
             config = json.dumps({"cluster": cluster, "task": {"type": kind, "index": 0}})
-            program = jobs.Program("regression_program", str(folder), TF_CONFIG=config, PYTHONPATH=path)
-            started[kind] = stack.enter_context(program)
+            started[kind] = stack.enter_context(jobs.Program(str(PROGRAM), str(folder), TF_CONFIG=config))
         yield started, hosts
 
 

@@ -1,7 +1,5 @@
 """Random numbers: each example's own in keras_network, rows of one device's elsewhere, whatever the towers."""
 
-import itertools
-
 import keras
 import numpy as np
 import pytest
@@ -121,24 +119,3 @@ def test_draws_for_more_rows_are_those_of_the_whole_that_are_kept():
             np.testing.assert_array_equal(random.dropout(inputs, 0.5, noise_shape=(1, 50), seed=1), alone)
             with pytest.raises(errors.ConfigError, match="Mine calls keras.random.gamma"):
                 random.gamma([2], 1.0)
-
-
-def test_draws_of_tensorflow_for_more_rows_have_the_same_seeds():
-    draws = [
-        tf.random.normal, tf.random.truncated_normal, lambda shape: tf.random.uniform(shape, seed=5),
-        lambda shape: tf.random.uniform(shape, 0, 99, tf.int32), lambda shape: tf.nn.dropout(tf.ones(shape), 0.5),
-    ]  # fmt: skip
-
-    def drawn(rows, seed, before=0, is_off=False):
-        with tf.Graph().as_default(), v1.Session() as session:
-            tf.random.set_seed(seed)
-            for _ in range(before):
-                tf.random.normal([1])
-            kept = lambda size: (8, tf.range(size) + 8 - rows)  # noqa: E731
-            with drawn_for_more(kept, "", itertools.count(), lambda: is_off):
-                return session.run([draw([rows, 4]) for draw in draws])
-
-    for seed in (0, 1):
-        for whole, part, other in zip(drawn(8, seed), drawn(3, seed, 5), drawn(3, seed, 0, True), strict=True):
-            np.testing.assert_array_equal(part, whole[5:])
-            assert len(np.unique(whole)) > 1 and not np.array_equal(other, part)

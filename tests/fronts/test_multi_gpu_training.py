@@ -41,16 +41,6 @@ class TestTrainingEqualsKeras:
             history = parallel.fit(source, steps_per_epoch=4, shuffle=False, verbose=0)
             assert_same([expected, (parallel.template, history)], 1e-9)
 
-    def test_with_fewer_examples_than_towers(self, float64):
-        x, y = data(9, 6, 6, 2)  # 5 examples, then 4, for 5 towers
-        assert_same(fit_both(small_network, 5, {"optimizer": "adam", "loss": CROSS_ENTROPY}, x, y, 5), 1e-9)
-        one, template = twins(small_network)
-        parallel = tower_train.multi_gpu_model(template, gpus=5)
-        for model in (one, parallel):
-            model.compile("adam", CROSS_ENTROPY)
-        np.testing.assert_allclose(parallel.train_on_batch(x[:1], y[:1]), one.train_on_batch(x[:1], y[:1]), atol=1e-9)
-        np.testing.assert_allclose(template.get_weights()[0], one.get_weights()[0], atol=1e-9)
-
 
 class TestModels:
     """Whatever the model is made of, two or three towers train what Keras trains."""

@@ -1,6 +1,5 @@
 """A model of multi_gpu_model trains on all workers of a cluster as on one device, and names a worker that fails it."""
 
-import contextlib
 import json
 import re
 
@@ -13,77 +12,61 @@ from keras_step_examples import EXAMPLES
 ROUNDING = 1e-9
 
 
-class Workers:
-    """worker_program on several workers, at its end.
-
-    Attributes:
-      statuses: over workers, the exit status.
-      outputs: over workers, what it printed.
-      records: over workers, what it reported, by name.
-    """
-
-    def __init__(self, count, *words):
-        hosts = clusters.hosts(count)
-        with contextlib.ExitStack() as stack:
-            programs = [stack.enter_context(self._start(hosts, index, words)) for index in range(count)]
-            self.statuses = [program.process.wait(4 * jobs.WAIT_SECS) for program in programs]
-            self.outputs = [program.output() for program in programs]
-        self.reports = [
-            [json.loads(line) for line in output.splitlines() if line[:1] == "{"] for output in self.outputs
-        ]
-
-    def _start(self, hosts, index, words):
-        task = {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}}
-        path = jobs.environment(jobs.TESTS, jobs.TESTS / "fronts")["PYTHONPATH"]
-        variables = dict(TF_CONFIG=json.dumps(task), TF_CPP_MIN_LOG_LEVEL="2", PYTHONPATH=path)
-        return jobs.Program("worker_program", *map(str, words), **variables)
-
-    def named(self, name):
-        """Over workers, the report of this name."""
-        return [next(report for report in own if report.get("name") == name) for own in self.reports]
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory):
+    """Over two workers, what worker_program printed; the second is killed at the end."""
+    program, folder = jobs.TESTS / "fronts" / "worker_program.py", tmp_path_factory.mktemp("two")
+    with clusters.programs(2, str(program), str(folder)) as workers:
+        statuses = [worker.process.wait(4 * jobs.WAIT_SECS) for worker in workers]
+        outputs = [worker.output() for worker in workers]
+    assert statuses == [138, -9], outputs
+    return outputs
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory):
-    """Two workers, of which the second is killed at the end."""
-    workers = Workers(2, tmp_path_factory.mktemp("two"))
-    assert workers.statuses == [138, -9], workers.outputs
-    return workers
+def reports(outputs):
+    """Over two workers, what it reported, in its order."""
+    return [[json.loads(line) for line in output.splitlines() if line[:1] == "{"] for output in outputs]
 
 
-def test_workers_equal_one_process_and_each_other_to_the_bit(two):
+def named(reports, name):
+    """Over workers, the report of this name."""
+    return [next(report for report in own if report.get("name") == name) for own in reports]
+
+
+def test_workers_equal_one_process_and_each_other_to_the_bit(reports):
     """Sparse gradients, added losses, weighted examples, batch normalisation, dropout and a start from a backup as the
     towers of one process; 24 steps, every sixth with a batch of one."""
-    chief, other = two.named("trained")
+    chief, other = named(reports, "trained")
     assert chief["weights differ by"] < ROUNDING and chief["history differs by"] < ROUNDING
     assert (other["weights"], other["history"]) == (chief["weights"], chief["history"])
     assert other["steps"] == chief["steps"] == 24
 
 
-def test_two_workers_train_the_examples_of_keras_as_keras_does_on_one_device(two):
-    chiefs, others = ({report["example"]: report for report in own if "example" in report} for own in two.reports)
+def test_two_workers_train_the_examples_of_keras_as_keras_does_on_one_device(reports):
+    chiefs, others = ({report["example"]: report for report in own if "example" in report} for own in reports)
     assert chiefs.keys() == {name for name, each in EXAMPLES.items() if each.on_workers}
     assert max(report["difference"] for report in chiefs.values()) < ROUNDING, chiefs
     assert [report["weights"] for report in others.values()] == [report["weights"] for report in chiefs.values()]
 
 
-def test_calls_for_one_batch_begin_with_the_chiefs_weights_and_do_what_numpy_does(two):
-    chief, other = two.named("on batch")
+def test_calls_for_one_batch_begin_with_the_chiefs_weights_and_do_what_numpy_does(reports):
+    chief, other = named(reports, "on batch")
     np.testing.assert_allclose(chief["weights"], chief["expected"], rtol=0, atol=ROUNDING)
     assert chief["losses"][0] == pytest.approx(chief["losses"][1], abs=ROUNDING)
     assert other["weights"] == chief["weights"]
     assert all(each["checked"].startswith("4 towers equal one device on this model to ") for each in (chief, other))
 
 
-def test_the_chief_alone_writes_and_prints(two):
-    chiefs, others = ([report["files"] for report in own if "files" in report] for own in two.reports)
+def test_the_chief_alone_writes_and_prints(reports, outputs):
+    chiefs, others = ([report["files"] for report in own if "files" in report] for own in reports)
     assert chiefs == [sorted([*(f"{epoch}.keras" for epoch in range(1, 5)), "backup", "log.csv"])] and others == [[]]
-    shown = ["Epoch 1/2" in output for output in two.outputs]
-    assert shown == [True, False] and "Epoch 3/4" in two.outputs[0] and "Epoch 2/4" not in two.outputs[0]
+    shown = ["Epoch 1/2" in output for output in outputs]
+    assert shown == [True, False] and "Epoch 3/4" in outputs[0] and "Epoch 2/4" not in outputs[0]
 
 
-def test_workers_that_differ_are_refused_in_one_line_and_go_on_together(two):
-    chiefs, others = ([report["refused"] for report in own if "refused" in report] for own in two.reports)
+def test_workers_that_differ_are_refused_in_one_line_and_go_on_together(reports):
+    chiefs, others = ([report["refused"] for report in own if "refused" in report] for own in reports)
     batch_size, batch, unseeded, one_image, validation = chiefs
     assert "the chief in batch 1 of training in epoch 3: the number of examples is 9, the chief's 8." in batch_size
     assert "its place is batch 4 of training in epoch 3, the chief's batch 1 of training in epoch 4." in batch
@@ -93,10 +76,10 @@ def test_workers_that_differ_are_refused_in_one_line_and_go_on_together(two):
     for text in chiefs:
         assert text.startswith("worker 1 (localhost:") and "Start all workers with the same program and data." in text
     assert others == chiefs
-    chief, other = two.named("evaluated")
+    chief, other = named(reports, "evaluated")
     assert chief == other and chief["found"]["classes_accuracy"] == pytest.approx(chief["accuracy"])
 
 
-def test_a_worker_that_dies_is_named_by_the_other(two):
-    [line] = [line for line in two.outputs[0].splitlines() if line.startswith("tower_train: error: ")]
+def test_a_worker_that_dies_is_named_by_the_other(outputs):
+    [line] = [line for line in outputs[0].splitlines() if line.startswith("tower_train: error: ")]
     assert "worker 1 (localhost:" in line and "is missing" in line

@@ -220,7 +220,11 @@ def test_draws_of_tensorflow_are_by_example_and_others_are_told(capsys):
     def of_all(shape):
         return tf.random.uniform([4]) + tf.random.normal([])
 
-    for draw in (lambda shape: tf.nn.dropout(tf.random.normal(shape), 0.5), of_all):
+    def by_example(shape):
+        wholes = tf.cast(tf.random.uniform(shape, 0, 99, tf.int32), tf.float32)
+        return tf.nn.dropout(tf.random.truncated_normal(shape), 0.5) * tf.random.uniform(shape, seed=5) + wholes
+
+    for draw in (lambda shape: tf.nn.dropout(tf.random.normal(shape), 0.5), by_example, of_all):
         one, three = (kernel(draw, towers) for towers in (1, 3))
         np.testing.assert_allclose(one, three, rtol=0, atol=1e-6)
     assert "draws with" not in capsys.readouterr().err

@@ -8,7 +8,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import trainings
 
 import tower_train
 from tower_train import Config, EvaluateOptions, Examples, Workload, errors
@@ -108,20 +107,3 @@ def test_files_that_are_there_and_networks_without_a_model_are_named(run):
     (run / "model.keras").touch()
     with pytest.raises(errors.RunError, match="model.keras is there already. Name another --export_dir"):
         keras_files.export(options, run, WORKLOAD)
-
-
-def test_texts_with_dropout_train_on_two_towers_as_on_one():
-    texts = np.array(["a good film", "bad", "good good", "a bad bad film"] * 6)
-    few = Examples.from_arrays("texts", texts, np.array([1, 0, 1, 0] * 6), ["bad", "good"])
-
-    def of_texts():
-        words = keras.layers.TextVectorization(vocabulary=["a", "good", "bad", "film"], output_sequence_length=4)
-        text = keras.Input([], dtype="string")
-        hidden = keras.layers.Dropout(0.5)(keras.layers.Embedding(6, 3)(words(text)))
-        return keras.Model(text, keras.layers.Dense(2)(keras.layers.GlobalMaxPooling1D()(hidden)))
-
-    of_text = Workload("texts", None, tower_train.keras_network(of_texts))
-    one, two = (
-        trainings.train(of_text, few, 4, num_gpus=towers, batch_size=12 // towers, dtype="float64") for towers in (1, 2)
-    )
-    trainings.assert_same(two, one)

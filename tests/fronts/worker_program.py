@@ -1,4 +1,4 @@
-"""A Keras program that is a worker: python -m worker_program FOLDER trains, and prints what came out.
+"""A Keras program that is a worker: python tests/fronts/worker_program.py FOLDER trains, and prints what came out.
 
 The chief trains everything once more in this process alone, and prints by how much it differs. All of keras_examples.py
 and keras_step_examples.py instead of a few:
