@@ -260,7 +260,7 @@ def within(block):
         ),
         (lambda: None, {}, r"build\(\) returned None"),
         (with_activity_regularizer, {}, "add to the loss"),
-        (with_axis, dict(sync_batch_norm=True), "--sync_batch_norm: other_axis of sequential is"),
+        (with_axis, dict(sync_batch_norm=True), "--sync_batch_norm: workload .* has no"),
     ],
 )
 def test_what_towers_cannot_do_is_refused(examples, make, options, text):

@@ -195,11 +195,20 @@ class TestMisuse:
             alone.compile("sgd", "mse")
             alone.fit(np.ones([8, 5, 3]), np.ones([8, 2]), batch_size=4, verbose=0)
 
-    def test_what_is_no_model_and_another_strategy_and_xla(self):
+    def test_what_is_no_model_and_another_strategy_and_eager_steps(self):
         with pytest.raises(ConfigError, match="got a Dense"):
             tower_train.multi_gpu_model(layers.Dense(3), gpus=2)
         with tf.distribute.OneDeviceStrategy("/cpu:0").scope(), pytest.raises(ConfigError, match="leave the scope"):
             tower_train.multi_gpu_model(self.model(), gpus=2)
-        for option in ("jit_compile", "run_eagerly"):
-            with pytest.raises(ConfigError, match=f"{option}=True: the towers' step is a graph .*; to debug, fit the"):
-                tower_train.multi_gpu_model(self.model(), gpus=2).compile("sgd", "mse", **{option: True})
+        eager = self.model()
+        eager.compile("sgd", "mse", run_eagerly=True)
+        parallel = tower_train.multi_gpu_model(self.model(), gpus=2)
+        parallel.compile("sgd", "mse", jit_compile=True)  # has no effect
+        for use in (
+            lambda: tower_train.multi_gpu_model(eager, gpus=2),
+            lambda: parallel.compile("sgd", "mse", run_eagerly=True),
+        ):
+            with pytest.raises(
+                ConfigError, match="run_eagerly=True: the towers' step is a graph .*; to debug, fit the"
+            ):
+                use()

@@ -99,7 +99,8 @@ def state(folder):
     folder.mkdir()
     x, y = examples_of().values()
     weights = (WEIGHTS, WEIGHTS[::-1])
-    data = dict(x=tf.data.Dataset.from_tensor_slices((x, tuple(y), weights)).batch(BATCH), validation_data=(x, y))
+    shuffled = tf.data.Dataset.from_tensor_slices((x, tuple(y), weights)).shuffle(EXAMPLES, None, False)  # noqa: FBT003
+    data = dict(x=shuffled.batch(BATCH), validation_data=(x, y))
     writers = [callbacks.ModelCheckpoint(folder / "{epoch}.keras"), callbacks.CSVLogger(folder / "log.csv")]
     writers.append(callbacks.BackupAndRestore(folder / "backup", delete_checkpoint=False))
     for epochs in (2, EPOCHS):

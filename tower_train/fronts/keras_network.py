@@ -75,17 +75,11 @@ class _Network:
         self._in_graph: dict[int, tf.Variable] = {}  # by id of the model's: of the tower being built
         self._made = weakref.WeakKeyDictionary()  # {graph in which it has been called: {function: what it made there}}
         self._replaced: list[tuple[keras.Layer, str, Callable[[], Any]]] = []  # (layer, attribute, what makes another)
-        self._normalizing_alone: list[keras.layers.BatchNormalization] = []  # by rules of their own
         compat.take_constants(model)
         for layer in compat.sublayers(model):
             self._adapt(layer)
 
     def __call__(self, features, training: bool):
-        if self._normalizing_alone and context.current().synchronized_towers:
-            raise errors.ConfigError(
-                f"--sync_batch_norm: {self._normalizing_alone[0].name} of {self._model.name} is a batch normalisation "
-                "that is not keras.layers.BatchNormalization over the last axis. Leave the option out."
-            )
         self._in_graph = self._graph_variables()
         values = [(v, tf.convert_to_tensor(self._in_graph[id(v)])) for v in self._variables.values()]
         with floatx(self._dtype), compat.drawn_by(self._draw), contextlib.ExitStack() as stack:
@@ -93,7 +87,7 @@ class _Network:
                 stack.enter_context(compat.replaced(layer, name, make()))
             scope = stack.enter_context(TowerScope(values))
             outputs = self._model(features, training=training)
-        if training and scope.losses:
+        if scope.losses:
             raise errors.GraphError(
                 f"keras_network: {self._model.name} has layers that add to the loss (add_loss or an activity "
                 "regularizer). Put that into the workload's loss."
@@ -149,8 +143,7 @@ class _Network:
             return
         last = layer.axis in (-1, layer.input_spec.ndim - 1)
         if type(layer) is not keras.layers.BatchNormalization or not last or getattr(layer, "renorm", False):
-            self._normalizing_alone += [layer] if layer.trainable else []
-            return
+            return  # by rules of its own
         if layer.trainable:
             self._moving |= {id(layer.moving_mean), id(layer.moving_variance)}
         self._replaced.append((layer, "call", lambda: functools.partial(self._normalize, layer)))

@@ -63,11 +63,7 @@ def drawn_for_more(
 
 def drawn_alike(count: int, program: str = ""):
     """Makes draws of a whole batch give the same numbers to each of so many equal parts of it within this block."""
-
-    def alike(size):
-        return None if not tf.is_tensor(size) and size % count else (size, tf.range(size) % (size // count))
-
-    return drawn_for_more(alike, program)
+    return drawn_for_more(lambda size: (size, tf.range(size) % tf.maximum(size // count, 1)), program)
 
 
 def _dropped(rows: Callable, dropout: Callable, given: dict) -> tf.Tensor:

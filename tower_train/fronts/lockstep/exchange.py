@@ -8,7 +8,6 @@ import contextlib
 import functools
 import io
 import json
-import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 
@@ -60,20 +59,16 @@ class Workers(Exchange):
     def __init__(self, cluster: program.Cluster):
         self.rank, self.size, self.is_chief = cluster.rank, cluster.size, cluster.is_chief
         self._failure: errors.UserError | None = None
-        self._membership, self._lock = cluster.membership, threading.Lock()
-        self._graph = tf.Graph()
+        self._membership, self._graph = cluster.membership, tf.Graph()
         self._session = v1.Session(cluster.target, self._graph, cluster.session_config)
         self._membership.session_opened(self._session)
-        self._series, self._batch, self._batches, self._counts = "", 0, 0, cluster.counts
-        self._note_progress()
+        self._series, self._batch, self._counts = "", 0, cluster.counts
 
     def begin(self, series, data):
         leaves = [leaf for leaf in tf.nest.flatten(data, expand_composites=True) if leaf is not None]
 
         def compare(examples, *arrays):
-            self._batches += 1
             self._batch += 1
-            self._note_progress()
             checksum = functools.reduce(lambda crc, each: zlib.crc32(self._bytes(each), crc), arrays, 0)
             facts = {"the number of examples": int(examples), "the examples' checksum": checksum}
             self.gather(f"batch {self._batch} of {series}{self._series}", **facts)
@@ -121,11 +116,10 @@ class Workers(Exchange):
             for name, value in places[0].items():
                 if its.get(name) != value:
                     who, where = self._membership.task.name(worker), places[0]["its place"]
-                    self._failure = errors.ConfigError(
+                    raise errors.ConfigError(
                         f"{who} cannot train with the chief in {where}: {name} is {its.get(name)}, the chief's "
                         f"{value}. Start all workers with the same program and data. {_SEED}"
                     )
-                    raise self._failure
         # Types that numpy does not know, as bfloat16, come as bytes.
         return [[np.load(part, allow_pickle=False).view(dtype) for dtype in dtypes] for part in by_worker]
 
@@ -136,16 +130,14 @@ class Workers(Exchange):
             members = [i for i, array in enumerate(arrays) if array.dtype == dtype]
             flat = np.concatenate([np.ravel(arrays[i]) for i in members])
             total = self._run(f"sum of {flat.size} {dtype}", collectives.reduce, flat)
-            ends = np.cumsum([arrays[i].size for i in members])
-            for i, part in zip(members, np.split(total, ends[:-1]), strict=True):
+            for i in members:
+                part, total = np.split(total, [arrays[i].size])
                 sums[i] = part.reshape(np.shape(arrays[i]))
         return sums
 
     def begin_batches(self, series: str = "") -> None:
         """Notes that a series of batches begins, of this name for messages."""
-        self._series, self._batch = series, 0
-        if isinstance(self._failure, errors.ConfigError):  # all workers are at the same place
-            self._failure = None
+        self._series, self._batch, self._failure = series, 0, None
 
     @contextlib.contextmanager
     def failures_named(self) -> Iterator[None]:
@@ -176,7 +168,8 @@ class Workers(Exchange):
         def run(*arrays):
             try:
                 return function(*arrays)
-            except errors.UserError as error:  # is kept; TensorFlow logs an error with all that led to it
+            except errors.UserError as error:
+                self._failure = error  # TensorFlow logs an error with all that led to it
                 raise RuntimeError(str(error)) from None
 
         return tf.numpy_function(run, tensors, list(dtypes))
@@ -190,24 +183,12 @@ class Workers(Exchange):
 
     def _run(self, name: str, make: Callable, array: np.ndarray):
         """Runs make(values, workers, name) in all of them on an array [values]."""
-        with self._lock:
-            if isinstance(self._failure, errors.WorkerError):
-                raise self._failure
-            fed, results = self._made(name, make, array.dtype)
-            self._note_progress(is_waiting=True)
-            try:
-                with self._membership.failures_named():
-                    return self._session.run(results, {fed: array})
-            except errors.UserError as error:
-                self._failure = error
-                raise
-            finally:
-                self._note_progress()
-
-    def _note_progress(self, is_waiting: bool = False) -> None:
-        """Notes the batches begun, of which the last one may wait for other workers, for the cluster to watch."""
-        begun = max(self._batches, 1)  # others may be waited for before the first batch too
-        self._counts[:] = begun, begun - is_waiting
+        fed, results = self._made(name, make, array.dtype)
+        self._counts[0] += 1  # for the cluster to watch
+        with self._membership.failures_named():
+            found = self._session.run(results, {fed: array})
+        self._counts[1] += 1
+        return found
 
 
 def _gathered(words: tf.Tensor, *args) -> tuple[list[tf.Tensor], tf.Tensor]:

@@ -1,5 +1,6 @@
 """From the towers' tensors to the batch's: joined rows, means, gradients, metrics, assigned variables, reports."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,11 +22,11 @@ _NO_EXAMPLES = ("Shape", "ShapeN", "Size", "Unique")  # depend on no example's v
 
 
 class Meeting:
-    """This process's towers of a step where they meet, on a device; assignments of a program's own step are refused."""
+    """This process's towers of a step where they meet; their rows are joined on a device."""
 
-    def __init__(self, model: keras.Model, towers: Sequence[Tower], exchange: Exchange, device: str, is_own_step: bool):
+    def __init__(self, model: keras.Model, towers: Sequence[Tower], exchange: Exchange, device: str):
         self.model, self.towers, self.exchange, self._device = model, towers, exchange, device
-        self._is_own_step = is_own_step
+        self._is_alone = towers[0].part.count == 1
         self.begin_phase()
 
     def begin_phase(self) -> None:
@@ -37,25 +38,21 @@ class Meeting:
         for tower in self.towers:
             tower.begin_phase(self._weights.values())
 
-    @property
-    def is_alone(self) -> bool:
-        """True if there is one tower in all."""
-        return self.towers[0].part.count == 1
-
     def join(self, structures: Sequence) -> list:
         """Returns over towers, on their devices, the structures of joined tensors; gradients go to their rows."""
-        leaves = [
-            [parts.as_tensor(leaf) for leaf in keras.tree.flatten(each) if leaf is not None] for each in structures
-        ]
-        if any(leaf.shape.rank == 0 for leaf in leaves[0]):
-            raise errors.ConfigError(
-                "tower_step yields a Join of a scalar; join tensors that have a row for each example."
-            )
-        wholes, answers = [self.rows(values) for values in zip(*leaves, strict=True)], []
-        for tower, structure in zip(self.towers, structures, strict=True):
-            copies = iter([_copied(whole, tower.device) for whole in wholes])
-            answers.append(keras.tree.map_structure(lambda leaf: None if leaf is None else next(copies), structure))  # noqa: B023
-        return answers
+
+        def whole(*leaves):
+            if leaves[0] is None:
+                return None
+            values = [parts.as_tensor(leaf) for leaf in leaves]
+            if values[0].shape.rank == 0:
+                raise errors.ConfigError(
+                    "tower_step yields a Join of a scalar; join tensors that have a row for each example."
+                )
+            return self.rows(values)
+
+        joined = keras.tree.map_structure(whole, *structures)
+        return [keras.tree.map_structure(functools.partial(_copied, tower.device), joined) for tower in self.towers]
 
     def rows(self, values: Sequence):
         """Joins the towers' rows, less those of towers without examples, and what Keras attached to them."""
@@ -73,13 +70,7 @@ class Meeting:
     def totals(self, values: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
         """Returns the means over examples of floating-point values, and the sums of others, over which there are those
         of the towers."""
-        with tf.device(self._device):
-            return self.exchange.sum([self._local(of_towers) for of_towers in values])
-
-    def firsts(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the values of the first of all towers; values: this process's first tower's."""
-        with tf.device(self._device):
-            return self.exchange.first(values)
+        return self.exchange.sum([self._local(of_towers) for of_towers in values])
 
     def _local(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
         shares, is_mean = [tower.part.share for tower in self.towers], values[0].dtype.is_floating
@@ -113,7 +104,7 @@ class Meeting:
         # Names variables without gradients.
         [trained] = gradients.with_gradients([[(of_weights.get(id(v)), v) for v in variables]])
         with tf.device(HOST):
-            return trained if self.is_alone else self._total(trained)
+            return trained if self._is_alone else self._total(trained)
 
     def _total(self, trained: GradientsAndVariables) -> GradientsAndVariables:
         """Returns the sums over all processes of gradients, with the slices that one device would have."""
@@ -134,51 +125,38 @@ class Meeting:
 
     def update_metrics(self) -> None:
         """Does the updates of metrics that all towers asked for, each once: of all rows, and of scalars' totals."""
-        calls = list(zip(*(tower.updates for tower in self.towers), strict=True))
-        flat = [[keras.tree.flatten(arguments) for _, *arguments in call] for call in calls]
-        leaves = [values for each in flat for values in zip(*each, strict=True) if tf.is_tensor(values[0])]
-        totals = iter(self.totals([values for values in leaves if values[0].shape.rank == 0]))
-        wholes = iter([next(totals) if values[0].shape.rank == 0 else self.rows(values) for values in leaves])
-        for ((metric, *arguments), *_), of_towers in zip(calls, flat, strict=True):
-            merged = [next(wholes) if tf.is_tensor(leaf) else leaf for leaf in of_towers[0]]
-            args, kwargs = keras.tree.pack_sequence_as(arguments, merged)
-            metric.update_state(*args, **kwargs)
+
+        def whole(*values):
+            if not tf.is_tensor(values[0]):
+                return values[0]
+            return self.rows(values) if values[0].shape.rank else self.totals([values])[0]
+
+        for calls in zip(*(tower.updates for tower in self.towers), strict=True):
+            args, kwargs = keras.tree.map_structure(whole, *(arguments for _, *arguments in calls))
+            calls[0][0].update_state(*args, **kwargs)
 
     def assign(self) -> None:
         """Assigns what layers assigned in the towers: the mean over examples to floating-point variables such as moving
-        averages, the first tower's value to others.
-
-        Raises:
-          ConfigError: a `tower_step` assigned to something else than layers do.
-        """
-        of_towers = [[tower.assigned[key][1] for tower in self.towers] for key in self.towers[0].assigned]
-        variables = [variable for variable, _ in self.towers[0].assigned.values()]
-        for variable in variables:
-            self._note_unknown(variable)
-        is_mean = [values[0].dtype.is_floating for values in of_towers]
-        means = iter(self.totals([values for values, mean in zip(of_towers, is_mean, strict=True) if mean]))
-        firsts = iter(self.firsts([values[0] for values, mean in zip(of_towers, is_mean, strict=True) if not mean]))
-        for variable, mean in zip(variables, is_mean, strict=True):
-            variable.assign(next(means if mean else firsts))
-
-    def _note_unknown(self, variable: keras.Variable) -> None:
-        """Says that a variable is assigned of which it is unknown what all examples would make of it."""
+        averages, the first tower's value to others. A line names variables of which it is unknown what one device would
+        make of them."""
+        assigned = self.towers[0].scope.assigned
+        averaged = [key for key, (_, value) in assigned.items() if value.dtype.is_floating]
+        others = [key for key in assigned if key not in averaged]
+        means = self.totals([[tower.scope.assigned[key][1] for tower in self.towers] for key in averaged])
+        firsts = self.exchange.first([assigned[key][1] for key in others])
         # The latter's are the same whatever the examples.
         known = (keras.layers.BatchNormalization, keras.layers.SpectralNormalization)
         of_known = {id(v) for each in compat.sublayers(self.model) if isinstance(each, known) for v in each.variables}
-        if id(variable) in of_known or compat.is_seed_state(variable):
-            return
-        if self._is_own_step:
-            raise errors.ConfigError(
-                f"{type(self.model).__name__}.tower_step assigns to {variable.path}, which every tower would do. Yield "
-                "steps.Once(function) with a function that assigns, of joined tensors where it needs the whole batch; "
-                "a metric must be an attribute of the model."
-            )
-        if not self.is_alone:
-            is_floating = tf.as_dtype(variable.dtype).is_floating
-            value = "the mean of what the towers assign, each" if is_floating else "what the first tower assigns,"
-            text = f"{variable.path} gets {value} for its part of the batch: on one device it would differ."
-            console.notice_once(variable, text)
+        for key, value in zip([*averaged, *others], [*means, *firsts], strict=True):
+            variable, _ = assigned[key]
+            variable.assign(value)
+            if not (self._is_alone or key in of_known or compat.is_seed_state(variable)):
+                of_towers = "the mean of what the towers assign" if key in averaged else "what the first tower assigns"
+                console.notice_once(
+                    variable,
+                    f"{variable.path} gets {of_towers}, each for its part of the batch: one device may differ. In a "
+                    "tower_step yield steps.Once(function) with a function that assigns.",
+                )
 
     def logs(self, returned: Sequence[Any]) -> dict[str, tf.Tensor]:
         """Merges what the towers' own steps returned, once metrics are up to date: {name: scalar} of metrics, up to
@@ -198,16 +176,18 @@ class Meeting:
             if isinstance(value, keras.Metric):
                 result = value.result()
                 logs |= result if isinstance(result, dict) else {name: result}
-                continue
-            logs[name], means[name] = None, [tf.cast(each[name], keras.config.floatx()) for each in returned]
+            else:
+                means[name] = [tf.cast(each[name], keras.config.floatx()) for each in returned]
         return logs | dict(zip(means, self.totals(list(means.values())), strict=True))
 
 
-def _copied(whole, device: str):
+def _copied(device: str, whole):
     """Copies a joined tensor, and what Keras attached to it, to a device."""
+    if whole is None:
+        return None
     with tf.device(device):
         copy = tf.identity(whole)
-    compat.attach(copy, {name: _copied(each, device) for name, each in compat.attached(whole).items()})
+    compat.attach(copy, {name: _copied(device, each) for name, each in compat.attached(whole).items()})
     return copy
 
 

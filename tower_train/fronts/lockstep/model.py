@@ -25,7 +25,7 @@ class TowerModel(keras.Model):
     def __init__(self, template: keras.Model, towers: tuple[str, ...], merge_device: str, exchange: Exchange = ALONE):
         super().__init__(name=f"parallel_{template.name}", dtype=template.dtype_policy)
         self.template, self.towers = template, towers
-        self._merge_device, self._exchange = merge_device, exchange
+        self._merge_device, self.exchange = merge_device, exchange
         self._train = getattr(type(template), "tower_step", requests.train)
         self.built = template.built
         together.begin(exchange, template, len(towers))
@@ -52,12 +52,7 @@ class TowerModel(keras.Model):
         return self.template(inputs, training=training)
 
     def compile(self, *args, **kwargs):
-        """Compiles the template, with the arguments of its own `compile`; ConfigError for XLA and eager steps."""
-        if asked := [name for name in ("jit_compile", "run_eagerly") if kwargs.get(name) is True]:
-            raise errors.ConfigError(
-                f"{asked[0]}=True: the towers' step is a graph of several devices. Leave it out; to debug, fit the "
-                "model itself, which trains the same."
-            )
+        """Compiles the template, with the arguments of its own `compile`; ConfigError for eager steps."""
         self.template.compile(*args, **kwargs)
         self._optimizers = None
         self._compile_as_template()
@@ -78,15 +73,9 @@ class TowerModel(keras.Model):
           GraphError: the towers differ by more than rounding; the message names the variable.
         """
         alone = self.template if self._train is requests.train else TowerModel(self.template, self.towers[:1], HOST)
-        several, workers = self, self._exchange.size
-        if workers > 1:
-            several = TowerModel(self.template, self.towers * workers, self._merge_device)
-        count = len(several.towers)
-
-        def rehearse(rows, losses=None):
-            return engine.rehearse(self.template, self._train, rows, count, losses)
-
-        return proof.compare_steps(several, alone, (x, y, sample_weight), count, rehearse)
+        several = TowerModel(self.template, self.towers * self.exchange.size, self._merge_device)
+        rehearse = functools.partial(engine.rehearse, self.template, self._train)
+        return proof.compare_steps(several, alone, (x, y, sample_weight), len(several.towers), rehearse)
 
     @property
     def trained_variables(self) -> list[keras.Variable]:
@@ -94,6 +83,11 @@ class TowerModel(keras.Model):
         return [*self.template.variables, *(v for each in self._optimizers or () for v in each.variables)]
 
     def _compile_as_template(self) -> None:
+        if self.template.run_eagerly:
+            raise errors.ConfigError(
+                "run_eagerly=True: the towers' step is a graph of several devices. Leave it out; to debug, fit the "
+                "model itself, which trains the same."
+            )
         about = dict(run_eagerly=False, steps_per_execution=self.template.steps_per_execution)
         super().compile(self.template.optimizer, jit_compile=False, **about)
 
@@ -114,7 +108,7 @@ class TowerModel(keras.Model):
             with tf.device(self.towers[0]):
                 return self.template.predict_step(data)
         if not self.template.built:
-            engine.rehearse(self.template, requests.predict, data, len(self.towers))
+            engine.rehearse(self.template, requests.predict, data)
         _, [outputs, *_] = engine.run(self.template, requests.predict, data, self.towers, self._merge_device, ALONE)
         return outputs
 
@@ -122,12 +116,12 @@ class TowerModel(keras.Model):
         """Does a step in all towers; returns its report."""
         data = keras.tree.map_structure(parts.as_tensor, data)
         if self._optimizers is None:
-            optimizers = engine.rehearse(self.template, step, data, len(self.towers) * self._exchange.size)
-            self._optimizers = optimizers or None  # of an evaluation
-            together.synchronize(self._exchange, self.trained_variables)
-        self._exchange.begin("evaluation" if step is requests.test else "training", data)
-        meeting, returned = engine.run(self.template, step, data, self.towers, self._merge_device, self._exchange)
-        if not engine.is_own(step):
+            of_losses = {id(loss.optimizer): loss.optimizer for loss in engine.rehearse(self.template, step, data)}
+            self._optimizers = list(of_losses.values()) or None  # of an evaluation
+            together.synchronize(self.exchange, self.trained_variables)
+        self.exchange.begin("evaluation" if step is requests.test else "training", data)
+        meeting, returned = engine.run(self.template, step, data, self.towers, self._merge_device, self.exchange)
+        if step in (requests.train, requests.test):
             return returned[0]
         with tf.device(HOST):
             return meeting.logs(returned)
@@ -138,7 +132,7 @@ def _of_template(name: str):
 
     @functools.wraps(getattr(keras.Model, name))
     def method(self, *args, **kwargs):
-        if self._exchange.is_chief or not name.startswith("save"):
+        if self.exchange.is_chief or not name.startswith("save"):
             return getattr(self.template, name)(*args, **kwargs)
 
     return method
@@ -149,9 +143,9 @@ def _together(name: str):
 
     @functools.wraps(method := getattr(keras.Model, name))
     def of_all(self, *args, **kwargs):
-        if name == "fit" and len(self.towers) * self._exchange.size > 1:
+        if name == "fit" and len(self.towers) * self.exchange.size > 1:
             console.notice_once(TowerModel, _CHECK)
-        return together.call(self._exchange, method, self, args, kwargs)
+        return together.call(method, self, args, kwargs)
 
     return of_all
 

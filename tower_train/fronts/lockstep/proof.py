@@ -3,6 +3,7 @@
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -13,6 +14,7 @@ from tower_train.fronts import compat
 from tower_train.fronts.keras_building import floatx
 from tower_train.fronts.lockstep import parts
 from tower_train.fronts.lockstep.draws import drawn_alike
+from tower_train.fronts.lockstep.requests import Loss
 from tower_train.graph.random_state import line_of
 from tower_train.proof.rounding import EACH, STEPS, compare_values, epsilon, least_exact, rounded
 
@@ -33,7 +35,7 @@ def _without_remarks() -> Iterator[None]:
 @_without_remarks()
 def compare_steps(
     towers: keras.Model, alone: keras.Model, data: Sequence, count: int,
-    rehearse: Callable[..., Sequence[keras.optimizers.Optimizer]],
+    rehearse: Callable[[Any], Sequence[Loss]],
 ) -> str:  # fmt: skip
     """Compares two steps of a model's towers with two of one device, and leaves the model as it was.
 
@@ -43,7 +45,7 @@ def compare_steps(
       towers, alone: compiled models with the same variables, one of which has towers.
       data: x, y, sample_weight, as `fit` takes them.
       count: of the towers.
-      rehearse: (batch, a list that gets its losses) -> the optimizers of a step on a batch, with their variables.
+      rehearse: batch -> the losses of a step on it, whose optimizers have their variables.
 
     Returns:
       A line for people.
@@ -55,15 +57,14 @@ def compare_steps(
     norms = [each for each in compat.sublayers(alone) if isinstance(each, keras.layers.BatchNormalization)]
     normalizes = any(each.trainable for each in norms)
     rows = _rows(data, count, normalizes)
-    of_optimizers = [variable for each in rehearse(rows) for variable in each.variables]
+    of_optimizers = [variable for loss in rehearse(rows) for variable in loss.optimizer.variables]
     variables = list({id(v): v for v in [*alone.variables, *of_optimizers, *alone.metrics_variables]}.values())
     program = "check: a model with batch normalisation"
     alike = drawn_alike(count, program) if normalizes else contextlib.nullcontext()  # so that parts that are, stay so
     with alike, _traced_anew(towers, alone):
         try:
             with compat.in_float64(variables), floatx("float64"):
-                rehearse(rows, losses := [])
-                _refuse_less_exact(losses)
+                _refuse_less_exact([loss.value for loss in rehearse(rows)])
                 return _compared(towers, alone, rows, variables, count, normalizes, "float64")
         except errors.UserError:
             raise

@@ -7,11 +7,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tower_train import errors
 from tower_train.fronts import compat
 from tower_train.fronts.lockstep import parts
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class Loss:
     """Requests an update by the gradient of the whole batch's loss: the towers' mean, weighted by their examples.
 
@@ -27,6 +28,14 @@ class Loss:
     value: tf.Tensor
     variables: Sequence[keras.Variable] | None = None
     optimizer: keras.optimizers.Optimizer | None = None
+
+    def __post_init__(self):
+        self.value = tf.convert_to_tensor(self.value)
+        if self.value.shape.rank != 0 or not self.value.dtype.is_floating:
+            raise errors.ConfigError(
+                f"tower_step yields a Loss of {self.value.dtype.name} with shape {self.value.shape}; give a "
+                "floating-point scalar: the mean over the tower's examples, such as tf.reduce_mean(losses)."
+            )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from tower_train.fronts import compat
-from tower_train.fronts.lockstep.exchange import Exchange, Workers
+from tower_train.fronts.lockstep.exchange import Exchange
 
 _WRITERS = (  # callbacks for the chief only
     keras.callbacks.BackupAndRestore, keras.callbacks.CSVLogger, keras.callbacks.ModelCheckpoint,
@@ -25,9 +25,9 @@ def begin(workers: Exchange, model: keras.Model, towers: int) -> None:
     seed = compat.random_seed()
     drawn = int.from_bytes(os.urandom(4), "little") if seed is None else seed
     facts = {"the number of towers": towers, "the model": _described(model.variables)}
-    [[chiefs], *_] = workers.gather("multi_gpu_model", [np.array(drawn)], **facts)
-    if seed != chiefs:  # so that what is shuffled from now on is shuffled alike
-        keras.utils.set_random_seed(int(chiefs))
+    seeds = [int(each) for [each] in workers.gather("multi_gpu_model", [np.array(drawn)], **facts)]
+    if len(set(seeds)) > 1:  # so that what is shuffled from now on is shuffled alike
+        keras.utils.set_random_seed(seeds[0])
 
 
 def synchronize(workers: Exchange, variables: Sequence[keras.Variable]) -> None:
@@ -42,15 +42,17 @@ def synchronize(workers: Exchange, variables: Sequence[keras.Variable]) -> None:
             variable.assign(value)
 
 
-def call(workers: Exchange, method: Callable, model: keras.Model, args: tuple, kwargs: dict):
+def call(method: Callable, model: keras.Model, args: tuple, kwargs: dict):
     """Calls a method of keras.Model that takes data, in all workers; `predict` in each by itself.
 
-    Only the chief's callbacks write, and show the progress. `model.trained_variables` are all that it trains with.
+    Only the chief's callbacks write, and show the progress. `model.exchange` is between the workers,
+    `model.trained_variables` are all that it trains with.
 
     Raises:
       ConfigError: the workers differ.
       WorkerError: one of them is missing.
     """
+    workers = model.exchange
     if workers.size == 1:
         return method(model, *args, **kwargs)
     signature = inspect.signature(method)
@@ -64,13 +66,11 @@ def call(workers: Exchange, method: Callable, model: keras.Model, args: tuple, k
         if not workers.is_chief:
             callbacks = [each for each in callbacks if not isinstance(each, _WRITERS)]
             arguments["verbose"] = 0
-        arguments["callbacks"] = [*callbacks, _Begin(workers, model)]
+        arguments["callbacks"] = [*callbacks, _Begin()]
     if method is keras.Model.predict:
         return method(model, **arguments)
     workers.begin_batches()
     with workers.failures_named():
-        if method is keras.Model.evaluate:
-            synchronize(workers, model.trained_variables)
         return method(model, **arguments)
 
 
@@ -79,23 +79,18 @@ class _Begin(keras.callbacks.Callback):
 
     async_safe = True
 
-    def __init__(self, workers: Workers, model: keras.Model):
-        super().__init__()
-        self._workers, self._trained = workers, model
-
     def on_train_begin(self, logs=None):
         """Gives all workers the chief's weights, optimizer and first epoch, which it may just have restored."""
-        synchronize(self._workers, self._trained.trained_variables)
-        [[first], *_] = self._workers.gather(
-            "the first epoch", [np.array(getattr(self._trained, compat.FIRST_EPOCH) or 0)]
-        )
-        setattr(self._trained, compat.FIRST_EPOCH, int(first) or None)
+        synchronize(self.model.exchange, self.model.trained_variables)
+        first = np.array(getattr(self.model, compat.FIRST_EPOCH) or 0)
+        [[first], *_] = self.model.exchange.gather("the first epoch", [first])
+        setattr(self.model, compat.FIRST_EPOCH, int(first) or None)
 
     def on_epoch_begin(self, epoch, logs=None):
-        self._workers.begin_batches(f" in epoch {epoch + 1}")
+        self.model.exchange.begin_batches(f" in epoch {epoch + 1}")
 
     def on_test_begin(self, logs=None):
-        self._workers.begin_batches()
+        self.model.exchange.begin_batches()
 
 
 def _described(variables: Sequence[keras.Variable]) -> str:

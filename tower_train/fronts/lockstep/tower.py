@@ -48,6 +48,7 @@ class Tower:
 
     Attributes:
       part, device: of the batch; a string.
+      scope: of this phase.
       updates: over calls of metrics' update_state in this phase, (metric, args, kwargs).
     """
 
@@ -58,16 +59,11 @@ class Tower:
         self._added_losses: dict[int, set] = {}
         self._op_seeds = itertools.count()
 
-    @property
-    def assigned(self) -> dict[int, tuple[keras.Variable, tf.Tensor]]:
-        """{id: (variable, value)} of this phase."""
-        return self._scope.assigned
-
     def begin_phase(self, weights: Iterable[tuple[keras.Variable, tf.Tensor]]) -> None:
         """Copies the weights' values."""
         self.updates: list[tuple[keras.metrics.Metric, tuple, dict]] = []
         with tf.device(self.device):
-            self._scope = TowerScope([(weight, tf.identity(value)) for weight, value in weights])
+            self.scope = TowerScope([(weight, tf.identity(value)) for weight, value in weights])
 
     def advance(self, answer: Any) -> Any:
         """Gives the step the result of its last yield; returns the value of the next one, or Finished."""
@@ -75,20 +71,17 @@ class Tower:
         drawn = drawn_for_more(rows, program if self.part.cuts else "", self._op_seeds)
         compat.take_losses(self._model, self._added_losses)
         with contextlib.ExitStack() as stack:
-            for context in (tf.device(self.device), tf.name_scope(f"tower_{self.part.index}/"), self._scope, drawn):
+            for context in (tf.device(self.device), tf.name_scope(f"tower_{self.part.index}/"), self.scope, drawn):
                 stack.enter_context(context)
             for metric in self._metrics:
                 # Not up to date before the towers meet: what a step returns of it is read then.
                 stack.enter_context(compat.replaced(metric, "result", lambda metric=metric: metric))
-                record = functools.partial(self._record, metric)
+                record = lambda *args, metric=metric, **kwargs: self.updates.append((metric, args, kwargs))  # noqa: E731
                 stack.enter_context(compat.replaced(metric, "update_state", record))
             try:
                 return self._steps.send(answer)
             except StopIteration as end:
                 return Finished(end.value)
-
-    def _record(self, metric: keras.metrics.Metric, *args, **kwargs) -> None:
-        self.updates.append((metric, args, kwargs))
 
 
 @tf.custom_gradient
