@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import tensorflow as tf
+from session_program import seeded
 
 import tower_train
 import tower_train.horovod as hvd
@@ -54,10 +55,6 @@ def optimizers(cluster):
     scaled = v1.mixed_precision.MixedPrecisionLossScaleOptimizer(plain, 128.0)
     [(of_scaled, _)] = scaled.compute_gradients(tf.reduce_sum(rows) * hvd.rank(), [rows])
     return {"dense": of_rows, "towers": of_towers, "half": of_half, "scaled": of_scaled}
-
-
-def seeded(rank):
-    return v1.random_normal_initializer(seed=rank)
 
 
 def main(folder):

@@ -8,6 +8,7 @@ import json
 import sys
 import time
 
+import jobs
 import numpy as np
 import tensorflow as tf
 from regression import BATCH, X, Y, make, model_fn
@@ -19,26 +20,20 @@ TABLE_ROWS = [[[0], [1, 2, 2], [3]], [[2, 3], [0], [1, 1, 1], [2]]]  # over work
 
 
 class Weights(tf_estimator.SessionRunHook):
-    """Keeps all variables, and other draws of gammas, as they are at the end; hangs or stops after one step."""
-
-    def __init__(self, hangs_after=None, stops_after=None):
-        self._hangs_after, self._stops_after, self._steps, self.values = hangs_after, stops_after, 0, None
+    """Keeps all variables, and other draws of gammas, as they are at the end."""
 
     def begin(self):
         drawn = [op for op in v1.get_default_graph().get_operations() if op.type == "RandomGamma"]
         self._variables = {v.op.name: v.read_value() for v in v1.global_variables()}
         self._variables |= {f"gamma {i}": op.outputs[0] for i, op in enumerate(drawn)}
 
-    def after_run(self, run_context, run_values):
-        self._steps += 1
-        if self._steps == self._stops_after:
-            run_context.request_stop()
-        while self._steps == self._hangs_after:
-            print("hangs", flush=True)
-            time.sleep(1)
-
     def end(self, session):
         self.values = {name: value.tolist() for name, value in session.run(self._variables).items()}
+
+
+def hang(run_context):
+    print("hangs", flush=True)
+    time.sleep(1000)
 
 
 def in_turn(input_context):
@@ -71,7 +66,8 @@ def normalized_fn(features, labels, mode, params):
 def main(model_dir):
     line = make(f"{model_dir}/line", 2, save_checkpoints_steps=2, worker_timeout_secs=5)
     is_chief, is_evaluator = line.config.is_chief, line.config.task_type == "evaluator"
-    hooks = [Weights(), Weights(), Weights(stops_after=not is_chief and 2)]
+    hooks = [Weights() for _ in range(3)]
+    stops, hangs = ([], []) if is_chief else ([jobs.stop_at(2)], [jobs.At({1: hang})])
     everything = tf_estimator.EvalSpec(
         lambda: tf.data.Dataset.from_tensors(({"x": X}, Y)), start_delay_secs=0, throttle_secs=0
     )
@@ -82,9 +78,9 @@ def main(model_dir):
         line.train(in_turn, max_steps=9)  # as the chief knows, there is nothing to train
         make(f"{model_dir}/table", fn=table_fn).train(table_rows, hooks=hooks[1:2])
         last = tf_estimator.WarmStartSettings(f"{model_dir}/line", "weights|bias")  # as the chief alone can read it
-        make(f"{model_dir}/stopped", 2, normalized_fn, None, last).train(in_turn, hooks=hooks[2:])
+        make(f"{model_dir}/stopped", 2, normalized_fn, None, last).train(in_turn, hooks=[hooks[2], *stops])
         print(json.dumps([hook.values for hook in hooks]), flush=True)
-        line.train(in_turn, hooks=[Weights(hangs_after=not is_chief and 1)])
+        line.train(in_turn, hooks=hangs)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras_examples import numbers
 from keras_step_examples import OneDevice
 
 import tower_train
@@ -22,10 +23,6 @@ from tower_train import steps
 
 layers, ops, optimizers = keras.layers, keras.ops, keras.optimizers
 REPLICAS = ("/cpu:0", "/cpu:1")
-
-
-def numbers(*shape, seed=0):
-    return np.random.default_rng(seed).normal(size=shape)
 
 
 def data(**changed):

@@ -55,33 +55,26 @@ def examples_of(features=X, classes=Y):
 UNSEEDED = tf.data.Dataset.from_tensor_slices((examples_of()["x"], (Y, X[:, :1]))).shuffle(EXAMPLES).batch(BATCH)
 
 
-class Trial:
-    """A model that all workers train; their initial weights and random states differ."""
+def shared_model():
+    """Returns a model that all workers train; their initial weights and random states differ."""
+    keras.utils.set_random_seed(tower_train.cluster.current().rank)
+    template, compiled = build()
+    parallel = tower_train.multi_gpu_model(template, gpus=1)
+    parallel.compile(**compiled)
+    return parallel
 
-    def __init__(self):
-        self.cluster = tower_train.cluster.current()
-        keras.utils.set_random_seed(self.cluster.rank)
-        self.model, compiled = build()
-        self.parallel = tower_train.multi_gpu_model(self.model, gpus=1)
-        self.parallel.compile(**compiled)
 
-    def compare(self, found, **data):
-        """Prints what the workers have come to, and in the chief how that differs from as many towers of one."""
-        differences = self._differences(found, data) if self.cluster.is_chief else {}
-        steps = int(self.parallel.optimizer.iterations.numpy())
-        report(name="trained", weights=_checksum(self.model.get_weights()), history=found, steps=steps, **differences)
-
-    def _differences(self, found, data):
-        keras.utils.set_random_seed(0)
-        alone, compiled = build()
-        trained = TowerModel(alone, ("/cpu:0",) * self.cluster.size, "/cpu:0")
-        trained.compile(**compiled)
-        expected = trained.fit(**data, verbose=0).history
-        assert {*found} == {*expected}
-        pairs = [(a.numpy(), b.numpy()) for a, b in zip(self.model.weights, alone.weights, strict=True)]
-        # Of a run that was resumed, from there on.
-        histories = [(values, expected[name][-len(values) :]) for name, values in found.items()]
-        return {"weights differ by": _largest_difference(pairs), "history differs by": _largest_difference(histories)}
+def differences(parallel, found, **data):
+    """Returns by how much weights and the end of a history differ from as many towers of one process."""
+    keras.utils.set_random_seed(0)
+    alone, compiled = build()
+    trained = TowerModel(alone, ("/cpu:0",) * tower_train.cluster.current().size, "/cpu:0")
+    trained.compile(**compiled)
+    expected = trained.fit(**data, verbose=0).history
+    assert {*found} == {*expected}
+    pairs = zip(parallel.template.get_weights(), alone.get_weights(), strict=True)
+    histories = [(values, expected[name][-len(values) :]) for name, values in found.items()]
+    return {"weights differ by": _largest_difference(pairs), "history differs by": _largest_difference(histories)}
 
 
 def _checksum(weights):
@@ -94,8 +87,8 @@ def _largest_difference(pairs):
 
 def state(folder):
     """Trains two epochs, and once the weights are lost goes on from their backup."""
-    trial = Trial()
-    folder = folder / f"of worker {trial.cluster.rank}"
+    cluster, parallel = tower_train.cluster.current(), shared_model()
+    folder = folder / f"of worker {cluster.rank}"
     folder.mkdir()
     x, y = examples_of().values()
     weights = (WEIGHTS, WEIGHTS[::-1])
@@ -104,12 +97,14 @@ def state(folder):
     writers = [callbacks.ModelCheckpoint(folder / "{epoch}.keras"), callbacks.CSVLogger(folder / "log.csv")]
     writers.append(callbacks.BackupAndRestore(folder / "backup", delete_checkpoint=False))
     for epochs in (2, EPOCHS):
-        history = trial.parallel.fit(**data, epochs=epochs, callbacks=writers, verbose=2).history
+        history = parallel.fit(**data, epochs=epochs, callbacks=writers, verbose=2).history
         if epochs == 2:
-            trial.parallel.set_weights([weight + trial.cluster.rank for weight in trial.parallel.get_weights()])
-    trial.compare(history, **data, epochs=EPOCHS)
+            parallel.set_weights([weight + cluster.rank for weight in parallel.get_weights()])
+    trained = dict(weights=_checksum(parallel.get_weights()), history=history, steps=int(parallel.optimizer.iterations))
+    of_chief = differences(parallel, history, **data, epochs=EPOCHS) if cluster.is_chief else {}
+    report(name="trained", **trained, **of_chief)
     report(files=sorted(os.listdir(folder)))
-    return trial
+    return parallel
 
 
 def on_batch():
@@ -149,9 +144,9 @@ def examples(names):
         report(example=name, **about)
 
 
-def disagree(trial):
+def disagree(parallel):
     """Calls fit with arguments or data that differ between the workers."""
-    rank, fit = trial.cluster.rank, trial.parallel.fit
+    rank = tower_train.cluster.current().rank
     first = tuple(examples_of(X[:9], Y[:9]).values())
     pieces = ((first[0], tuple(first[1])) for _ in range(3 + rank))  # whose number nobody knows
     one_image = X + (np.arange(EXAMPLES) == 40)[:, None] * rank
@@ -163,21 +158,21 @@ def disagree(trial):
         examples_of() | dict(validation_data=tuple(examples_of(X - rank).values()), shuffle=False),
     ):
         try:
-            fit(verbose=0, epochs=EPOCHS, **given)  # Keras goes on counting the epochs of the backup
+            parallel.fit(verbose=0, epochs=EPOCHS, **given)  # Keras goes on counting the epochs of the backup
         except errors.ConfigError as error:
             report(refused=str(error))
-    found = trial.parallel.evaluate(**examples_of(), batch_size=BATCH, verbose=0, return_dict=True)
-    outputs, _ = trial.parallel.predict(examples_of()["x"], batch_size=BATCH, verbose=0)
+    found = parallel.evaluate(**examples_of(), batch_size=BATCH, verbose=0, return_dict=True)
+    outputs, _ = parallel.predict(examples_of()["x"], batch_size=BATCH, verbose=0)
     report(name="evaluated", found=found, accuracy=float(np.mean(np.argmax(outputs, axis=1) == Y)))
 
 
-def die(trial):
+def die(parallel):
     def end(epoch, logs):
-        if trial.cluster.rank == trial.cluster.size - 1:
+        if not tower_train.cluster.current().is_chief:
             os.kill(os.getpid(), signal.SIGKILL)
 
     ending = callbacks.LambdaCallback(on_epoch_end=end)
-    trial.parallel.fit(**examples_of(), verbose=0, epochs=2 * EPOCHS, callbacks=[ending])
+    parallel.fit(**examples_of(), verbose=0, epochs=2 * EPOCHS, callbacks=[ending])
 
 
 def report(**what):
@@ -190,10 +185,10 @@ def main(folder=None):
     tower_train.cluster.init(gpus=(), worker_timeout_secs=5)
     if folder is None:
         return examples(OF_KERAS)
-    disagree(trial := state(pathlib.Path(folder)))
+    disagree(parallel := state(pathlib.Path(folder)))
     on_batch()
     examples([name for name, example in OF_KERAS.items() if example.on_workers])
-    return die(trial)
+    return die(parallel)
 
 
 if __name__ == "__main__":
