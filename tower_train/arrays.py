@@ -58,3 +58,9 @@ def by_numpy_if_it_can(fetch: Callable, indices: tf.Tensor, error: Exception) ->
 
 def is_pair(batch) -> bool:
     return isinstance(batch, (tuple, list)) and len(batch) == 2
+
+
+def outside_graph(array: np.ndarray) -> tf.Tensor:
+    """Returns an array as a tensor outside of the graph, which is limited to 2 GiB and written to disk."""
+    tensor = tf.numpy_function(lambda: array, [], tf.as_dtype(array.dtype), stateful=False)
+    return tf.ensure_shape(tensor, array.shape)

@@ -184,17 +184,6 @@ class TestMisuse:
         with pytest.raises(ConfigError, match="Own defines its own train_step"):
             tower_train.multi_gpu_model(Own(), gpus=2)
 
-    def test_a_stateful_layer(self):
-        for layer in (layers.LSTM(2, stateful=True, name="memory"), layers.Bidirectional(layers.GRU(1, stateful=True))):
-            model = keras.Sequential([keras.Input(batch_shape=(4, 5, 3)), layer])
-            with pytest.raises(
-                ConfigError, match=f"the layer '{layer.name}.*' is stateful: .*Use gpus=1, or stateful=False"
-            ):
-                tower_train.multi_gpu_model(model, gpus=2)
-            alone = tower_train.multi_gpu_model(model, gpus=1)
-            alone.compile("sgd", "mse")
-            alone.fit(np.ones([8, 5, 3]), np.ones([8, 2]), batch_size=4, verbose=0)
-
     def test_what_is_no_model_and_another_strategy_and_eager_steps(self):
         with pytest.raises(ConfigError, match="got a Dense"):
             tower_train.multi_gpu_model(layers.Dense(3), gpus=2)

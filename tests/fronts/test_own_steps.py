@@ -1,7 +1,5 @@
 """A model's own training step in towers does what a loop with GradientTapes does on one device."""
 
-import itertools
-
 import keras
 import numpy as np
 import pytest
@@ -11,7 +9,7 @@ from keras_twins import assert_same, fit_both
 
 import tower_train
 from tower_train import steps
-from tower_train.errors import ConfigError
+from tower_train.errors import ConfigError, GraphError
 
 layers, ops = keras.layers, keras.ops
 
@@ -85,7 +83,7 @@ def test_the_step_of_keras_guide_trains_and_reports_what_keras_does(float64):
     assert_same(trained, 1e-9)
 
 
-METRIC, COUNT = keras.metrics.Mean(name="elsewhere"), itertools.count()
+METRIC = keras.metrics.Mean(name="elsewhere")
 
 
 class Own(keras.Model):
@@ -187,9 +185,7 @@ def own_update(self, x):
      (own_update, "calls apply_gradients.*Yield steps.Loss"),
      (after_a_loss(lambda model, x, loss: {"rows": x}), r"returns .'rows': .*; give a dict of scalars"),
      (after_a_loss(lambda model, x, loss: None), "returns None; give a dict"),
-     (after_a_loss(lambda model, x, loss: loss), "returns .*; give a dict"),
-     (yielding(lambda model, x, loss: steps.Loss(loss) if next(COUNT) % 2 else steps.Join(x)),
-      "yields different requests in different towers")],
+     (after_a_loss(lambda model, x, loss: loss), "returns .*; give a dict")],
 )  # fmt: skip
 def test_mistakes_are_one_line(step, message):
     with pytest.raises(ConfigError, match=message) as caught:
@@ -215,7 +211,7 @@ def test_assignments_outside_of_a_once_are_told(capsys):
     assert "In a tower_step yield steps.Once(function)" in told
 
 
-def test_draws_of_tensorflow_are_by_example():
+def test_draws_of_tensorflow_are_by_example_and_the_check_finds_others():
     def kernel(draw, towers):
         keras.utils.set_random_seed(1)
         parallel = own(drawing(draw), towers)
@@ -232,3 +228,10 @@ def test_draws_of_tensorflow_are_by_example():
     for draw in (lambda shape: tf.nn.dropout(tf.random.normal(shape), 0.5), by_example, of_all):
         one, three = (kernel(draw, towers) for towers in (1, 3))
         np.testing.assert_allclose(one, three, rtol=0, atol=1e-6)
+    for draw, found in ((tf.random.normal, "equal one device"), (lambda shape: tf.random.gamma(shape, 1.0), "draws")):
+        keras.utils.set_random_seed(1)
+        try:
+            line = own(drawing(draw)).check(np.ones([16, 4], "float32"))
+        except GraphError as error:
+            line = str(error)
+        assert found in line

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.arrays import outside_graph
 from tower_train.fronts import compat
 from tower_train.graph import context, towers
 
@@ -84,9 +85,3 @@ def initializer_of(variable: keras.Variable, assigned: tf.Tensor | None):
 def constant(value: np.ndarray):
     """Returns an initializer whose value stays out of the graph, which is written to disk with each checkpoint."""
     return lambda shape, dtype=None, partition_info=None: tf.ensure_shape(outside_graph(value), shape)
-
-
-def outside_graph(array: np.ndarray) -> tf.Tensor:
-    """Returns an array as a tensor outside of the graph, which is limited to 2 GiB and written to disk."""
-    tensor = tf.numpy_function(lambda: array, [], tf.as_dtype(array.dtype), stateful=False)
-    return tf.ensure_shape(tensor, array.shape)

@@ -139,14 +139,11 @@ class _Network:
             self._replaced.append((layer, name, functools.partial(self._of_graph, make)))
         if isinstance(layer, keras.layers.TextVectorization):
             self._replaced.append((layer, "call", lambda: functools.partial(_with_rows, layer.call)))
-        if not isinstance(layer, keras.layers.BatchNormalization):
+        if type(layer) is not keras.layers.BatchNormalization:  # others have rules of their own
             return
-        last = layer.axis in (-1, layer.input_spec.ndim - 1)
-        if type(layer) is not keras.layers.BatchNormalization or not last or getattr(layer, "renorm", False):
-            return  # by rules of its own
-        if layer.trainable:
-            self._moving |= {id(layer.moving_mean), id(layer.moving_variance)}
-        self._replaced.append((layer, "call", lambda: functools.partial(self._normalize, layer)))
+        if layer.axis in (-1, layer.input_spec.ndim - 1) and not getattr(layer, "renorm", False):
+            self._moving |= {id(layer.moving_mean), id(layer.moving_variance)} if layer.trainable else set()
+            self._replaced.append((layer, "call", lambda: functools.partial(self._normalize, layer)))
 
     def _of_graph(self, make: Callable):
         """Returns what a function makes in a graph, the same for all towers."""

@@ -44,19 +44,12 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
     """
     _refuse_own_steps(model)
     placed = placement.place(gpus, "gpus")
-    processes = exchange.find()
-    stateful = [layer.name for layer in compat.sublayers(model) if getattr(layer, "stateful", False)]
-    if stateful and len(placed.towers) * processes.size > 1:
-        raise errors.ConfigError(
-            f"multi_gpu_model: the layer {stateful[0]!r} is stateful: it keeps a state of each example of the batch, "
-            "of which a tower has only a part. Use gpus=1, or stateful=False with the state as an input and an output."
-        )
     for variable in model.variables if cpu_relocation else ():
         if not variable.value.device.endswith("CPU:0"):
             with tf.device(HOST):
                 compat.set_storage(variable, variable.numpy())
     merge_device = HOST if cpu_merge else placed.towers[0]
-    return TowerModel(model, placed.towers, merge_device, processes)
+    return TowerModel(model, placed.towers, merge_device, exchange.find())
 
 
 def _refuse_own_steps(model) -> None:
@@ -67,8 +60,7 @@ def _refuse_own_steps(model) -> None:
         raise errors.ConfigError(
             "multi_gpu_model was called in a tf.distribute strategy's scope. Use one of the two: leave the scope."
         )
-    steps = ("train_step", "test_step", "predict_step")
-    overridden = [name for name in steps if compat.is_overridden(model, name)]
+    overridden = [name for name in ("train_step", "test_step", "predict_step") if compat.is_overridden(model, name)]
     if overridden and not hasattr(type(model), "tower_step"):
         raise errors.ConfigError(
             f"multi_gpu_model: {type(model).__name__} defines its own {', '.join(overridden)}, which towers would not "

@@ -4,12 +4,11 @@ Keras' steps run where the program has begun TensorFlow, long before it is known
 collective operations are no longer possible. So they run in a session on the worker's server, which the step calls.
 """
 
-import contextlib
 import functools
 import io
 import json
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -23,10 +22,6 @@ from tower_train.graph.devices import HOST
 
 v1 = tf.compat.v1
 
-_SEED = (
-    "Give shuffles and generators a seed, as in dataset.shuffle(1000, seed=1), or call keras.utils.set_random_seed "
-    "before the data are made."
-)
 _WORD = np.dtype(np.int64)  # messages are sent in words of this type
 _WHOLE = 8  # batches of a series of which workers compare each byte
 _SAMPLE = 4096  # numbers of each tensor that they compare of later ones
@@ -58,7 +53,7 @@ class Workers(Exchange):
 
     def __init__(self, cluster: program.Cluster):
         self.rank, self.size, self.is_chief = cluster.rank, cluster.size, cluster.is_chief
-        self._failure: errors.UserError | None = None
+        self.failure: errors.UserError | None = None
         self._membership, self._graph = cluster.membership, tf.Graph()
         self._session = v1.Session(cluster.target, self._graph, cluster.session_config)
         self._membership.session_opened(self._session)
@@ -118,7 +113,9 @@ class Workers(Exchange):
                     who, where = self._membership.task.name(worker), places[0]["its place"]
                     raise errors.ConfigError(
                         f"{who} cannot train with the chief in {where}: {name} is {its.get(name)}, the chief's "
-                        f"{value}. Start all workers with the same program and data. {_SEED}"
+                        f"{value}. Start all workers with the same program and data. Give shuffles and generators a "
+                        "seed, as in dataset.shuffle(1000, seed=1), or call keras.utils.set_random_seed before the "
+                        "data are made."
                     )
         # Types that numpy does not know, as bfloat16, come as bytes.
         return [[np.load(part, allow_pickle=False).view(dtype) for dtype in dtypes] for part in by_worker]
@@ -137,17 +134,7 @@ class Workers(Exchange):
 
     def begin_batches(self, series: str = "") -> None:
         """Notes that a series of batches begins, of this name for messages."""
-        self._series, self._batch, self._failure = series, 0, None
-
-    @contextlib.contextmanager
-    def failures_named(self) -> Iterator[None]:
-        """Raises within this block the error of an exchange itself, not what TensorFlow makes of it."""
-        try:
-            yield
-        except tf.errors.OpError:
-            if self._failure:
-                raise self._failure from None
-            raise
+        self._series, self._batch, self.failure = series, 0, None
 
     def _bytes(self, array: np.ndarray) -> bytes:
         if array.dtype == object:  # strings
@@ -169,7 +156,7 @@ class Workers(Exchange):
             try:
                 return function(*arrays)
             except errors.UserError as error:
-                self._failure = error  # TensorFlow logs an error with all that led to it
+                self.failure = error  # TensorFlow logs an error with all that led to it
                 raise RuntimeError(str(error)) from None
 
         return tf.numpy_function(run, tensors, list(dtypes))

@@ -1,4 +1,4 @@
-"""From the towers' tensors to the batch's: joined rows, means, gradients, metrics, assigned variables, reports."""
+"""A step in all towers, which meet at each yield: joined rows, means, gradients, metrics, assignments, reports."""
 
 import functools
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from tower_train import console, errors
 from tower_train.fronts import compat
 from tower_train.fronts.lockstep import parts
 from tower_train.fronts.lockstep.exchange import Exchange
-from tower_train.fronts.lockstep.requests import Loss
-from tower_train.fronts.lockstep.tower import Tower
+from tower_train.fronts.lockstep.requests import Finished, Join, Loss, Once, completed
+from tower_train.fronts.lockstep.tower import Step, Tower, TowerScope
 from tower_train.graph import gradients
 from tower_train.graph.devices import HOST
 from tower_train.graph.gradients import GradientsAndVariables
@@ -22,14 +22,42 @@ _NO_EXAMPLES = ("Shape", "ShapeN", "Size", "Unique")  # depend on no example's v
 
 
 class Meeting:
-    """This process's towers of a step where they meet; their rows are joined on a device."""
+    """A step of a model, which has all its variables, on consecutive parts of a batch, of which this process's devices
+    compute theirs; towers' rows are joined on merge_device."""
 
-    def __init__(self, model: keras.Model, towers: Sequence[Tower], exchange: Exchange, device: str):
-        self.model, self.towers, self.exchange, self._device = model, towers, exchange, device
-        self._is_alone = towers[0].part.count == 1
-        self.begin_phase()
+    def __init__(
+        self, model: keras.Model, step: Step, data, devices: Sequence[str], merge_device: str, exchange: Exchange
+    ):
+        self.model, self.exchange, self._device = model, exchange, merge_device
+        here, count = len(devices), len(devices) * exchange.size
+        cut = parts.split(data, here * exchange.rank, here, count)
+        self.towers = [Tower(model, step, part, device) for part, device in zip(cut, devices, strict=True)]
+        self._is_alone = count == 1
 
-    def begin_phase(self) -> None:
+    def run(self) -> list:
+        """Runs the step to its end; returns over towers what it returned."""
+        answers = [None] * len(self.towers)
+        self._begin_phase()
+        while True:
+            steps = zip(self.towers, answers, strict=True)
+            asked = [completed(self.model, tower.advance(answer)) for tower, answer in steps]
+            kind = type(asked[0])
+            if kind is Join:
+                answers = self.join([request.tensors for request in asked])
+                continue
+            by_loss = zip(*asked, strict=True) if kind is list else ()
+            updates = [(losses[0].optimizer, self.gradients(losses)) for losses in by_loss]
+            with tf.device(HOST):
+                self.update_metrics()
+                self.assign()
+                if kind is Finished:
+                    return [request.result for request in asked]
+                for optimizer, grads_and_vars in updates:
+                    optimizer.apply_gradients(grads_and_vars)
+                answers = [self._once(asked[0]) if kind is Once else None] * len(self.towers)
+            self._begin_phase()
+
+    def _begin_phase(self) -> None:
         """Reads the weights, with respect to which the losses up to the next update are differentiated."""
         self._weights: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
         for weight in self.model.trainable_weights:
@@ -70,12 +98,13 @@ class Meeting:
     def totals(self, values: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
         """Returns the means over examples of floating-point values, and the sums of others, over which there are those
         of the towers."""
-        return self.exchange.sum([self._local(of_towers) for of_towers in values])
+        shares = [tower.part.share for tower in self.towers]
 
-    def _local(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
-        shares, is_mean = [tower.part.share for tower in self.towers], values[0].dtype.is_floating
-        of_towers = zip(shares, values, strict=True)
-        return tf.add_n([tf.cast(s if is_mean else tf.math.ceil(s), v.dtype) * v for s, v in of_towers])
+        def local(of_towers):
+            weights = shares if of_towers[0].dtype.is_floating else map(tf.math.ceil, shares)
+            return tf.add_n([tf.cast(w, v.dtype) * v for w, v in zip(weights, of_towers, strict=True)])
+
+        return self.exchange.sum([local(of_towers) for of_towers in values])
 
     def gradients(self, losses: Sequence[Loss]) -> GradientsAndVariables:
         """Computes the gradient of the whole batch's loss: the mean of the towers' losses, weighted by their examples.
@@ -122,6 +151,17 @@ class Meeting:
                     whole = tf.cast(tf.cast(whole, tf.float16), whole.dtype)
             total.append((whole, variable))
         return total
+
+    def _once(self, request: Once):
+        """Calls the function; what it assigns and returns is what it assigns and returns in the first of all towers."""
+        with TowerScope([]) as scope:
+            returned = request.function()
+        values = [*(value for _, value in scope.assigned.values()), *keras.tree.flatten(returned)]
+        of_first = iter(self.exchange.first([value for value in values if tf.is_tensor(value)]))
+        values = [next(of_first) if tf.is_tensor(value) else value for value in values]
+        for (variable, _), value in zip(scope.assigned.values(), values, strict=False):
+            variable.assign(value)
+        return keras.tree.pack_sequence_as(returned, values[len(scope.assigned) :])
 
     def update_metrics(self) -> None:
         """Does the updates of metrics that all towers asked for, each once: of all rows, and of scalars' totals."""

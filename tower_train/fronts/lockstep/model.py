@@ -7,8 +7,10 @@ import tensorflow as tf
 
 from tower_train import console, errors
 from tower_train.fronts import compat
-from tower_train.fronts.lockstep import engine, parts, proof, requests, together
+from tower_train.fronts.lockstep import parts, proof, requests, together
 from tower_train.fronts.lockstep.exchange import ALONE, Exchange
+from tower_train.fronts.lockstep.meeting import Meeting
+from tower_train.fronts.lockstep.rehearsal import rehearse
 from tower_train.fronts.lockstep.tower import Step
 from tower_train.graph.devices import HOST
 
@@ -19,7 +21,7 @@ class TowerModel(keras.Model):
     """A Keras model whose batches are split over towers. All its weights are those of `template`.
 
     A training step is the template's `tower_step`, by default that of Keras' fit. A test_step or predict_step of the
-    template's own runs on the first tower's device. What it saves is the template, which can be loaded anywhere.
+    template's own runs on one device. What it saves is the template, which can be loaded anywhere.
     """
 
     def __init__(self, template: keras.Model, towers: tuple[str, ...], merge_device: str, exchange: Exchange = ALONE):
@@ -74,8 +76,8 @@ class TowerModel(keras.Model):
         """
         alone = self.template if self._train is requests.train else TowerModel(self.template, self.towers[:1], HOST)
         several = TowerModel(self.template, self.towers * self.exchange.size, self._merge_device)
-        rehearse = functools.partial(engine.rehearse, self.template, self._train)
-        return proof.compare_steps(several, alone, (x, y, sample_weight), len(several.towers), rehearse)
+        rehearsed = functools.partial(rehearse, self.template, self._train)
+        return proof.compare_steps(several, alone, (x, y, sample_weight), len(several.towers), rehearsed)
 
     @property
     def trained_variables(self) -> list[keras.Variable]:
@@ -98,29 +100,27 @@ class TowerModel(keras.Model):
     def test_step(self, data):
         """Evaluates a batch."""
         if compat.is_overridden(self.template, "test_step"):
-            with tf.device(self.towers[0]):
-                return self.template.test_step(data)
+            return self.template.test_step(data)
         return self._run_step(requests.test, data)
 
     def predict_step(self, data):
         """Computes the outputs of a batch, in this process's towers."""
         if compat.is_overridden(self.template, "predict_step"):
-            with tf.device(self.towers[0]):
-                return self.template.predict_step(data)
+            return self.template.predict_step(data)
         if not self.template.built:
-            engine.rehearse(self.template, requests.predict, data)
-        _, [outputs, *_] = engine.run(self.template, requests.predict, data, self.towers, self._merge_device, ALONE)
-        return outputs
+            rehearse(self.template, requests.predict, data)
+        return Meeting(self.template, requests.predict, data, self.towers, self._merge_device, ALONE).run()[0]
 
     def _run_step(self, step: Step, data) -> dict[str, tf.Tensor]:
         """Does a step in all towers; returns its report."""
         data = keras.tree.map_structure(parts.as_tensor, data)
         if self._optimizers is None:
-            of_losses = {id(loss.optimizer): loss.optimizer for loss in engine.rehearse(self.template, step, data)}
+            of_losses = {id(loss.optimizer): loss.optimizer for loss in rehearse(self.template, step, data)}
             self._optimizers = list(of_losses.values()) or None  # of an evaluation
             together.synchronize(self.exchange, self.trained_variables)
         self.exchange.begin("evaluation" if step is requests.test else "training", data)
-        meeting, returned = engine.run(self.template, step, data, self.towers, self._merge_device, self.exchange)
+        meeting = Meeting(self.template, step, data, self.towers, self._merge_device, self.exchange)
+        returned = meeting.run()
         if step in (requests.train, requests.test):
             return returned[0]
         with tf.device(HOST):

@@ -71,6 +71,22 @@ class Finished:
     result: Any
 
 
+def completed(model: keras.Model, request) -> Join | Once | Finished | list[Loss]:
+    """Checks the requests that a step yields, and completes them; ConfigError for anything else."""
+    if isinstance(request, Join | Once | Finished):
+        return request
+    losses, weights = list(request) if isinstance(request, list | tuple) else [request], model.trainable_weights
+    if not losses or not all(isinstance(loss, Loss) for loss in losses):
+        raise errors.ConfigError(
+            f"{type(model).__name__}.tower_step yields {type(request).__name__}; yield a steps.Loss, a list of them, a "
+            "steps.Join or a steps.Once."
+        )
+    return [
+        Loss(loss.value, weights if loss.variables is None else list(loss.variables), loss.optimizer or model.optimizer)
+        for loss in losses
+    ]
+
+
 def train(model: keras.Model, data):
     """Does a step of fit; the loss is computed on the rows of all towers, as on one device."""
     loss, measure = yield from _loss_of_all(model, data, training=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tower_train.fronts import compat
 from tower_train.fronts.lockstep.exchange import Exchange
@@ -70,8 +71,10 @@ def call(method: Callable, model: keras.Model, args: tuple, kwargs: dict):
     if method is keras.Model.predict:
         return method(model, **arguments)
     workers.begin_batches()
-    with workers.failures_named():
+    try:
         return method(model, **arguments)
+    except tf.errors.OpError as error:  # TensorFlow's, of an exchange that failed
+        raise workers.failure or error from None
 
 
 class _Begin(keras.callbacks.Callback):
