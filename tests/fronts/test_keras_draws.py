@@ -8,8 +8,6 @@ import trainings
 from keras_workload import SIZE, drawing, images, train
 
 import tower_train
-from tower_train import errors
-from tower_train.fronts.lockstep.draws import drawn_for_more
 
 v1 = tf.compat.v1
 
@@ -98,24 +96,3 @@ def test_towers_that_drop_match_one_tower(examples):
     trainings.assert_same(train(examples, make, 4, num_gpus=2, batch_size=4, variable_update="mirrored"), one)
     trainings.assert_same(train(examples, make, 4, num_gpus=2, batch_size=2, accumulate_steps=2), one)
     assert not np.allclose(train(examples, make, 4, seed=1)[0], one[0])
-
-
-def test_draws_for_more_rows_are_those_of_the_whole_that_are_kept():
-    def rows(size):
-        return None if size == 3 else (10, tf.range(size) + 4)
-
-    random, inputs = keras.random, tf.ones([2, 50])
-    alone = random.dropout(inputs, 0.5, noise_shape=(1, 50), seed=1)
-    for draw in (
-        lambda size: random.normal((size, 4), seed=1), lambda size: random.truncated_normal((size, 4), seed=1),
-        lambda size: random.uniform(tf.constant([size, 4]), seed=1), lambda size: random.randint([size], 0, 99, seed=1),
-        lambda size: random.dropout(tf.ones([size, 50]), 0.5, seed=1),
-        lambda size: random.dropout(tf.ones([size, 50]), 0.5, noise_shape=[None, 50], seed=1),
-    ):  # fmt: skip
-        whole, three = draw(10), draw(3)
-        with drawn_for_more(rows, "Mine"):
-            np.testing.assert_array_equal(draw(2), whole[4:6])
-            np.testing.assert_array_equal(draw(3), three)
-            np.testing.assert_array_equal(random.dropout(inputs, 0.5, noise_shape=(1, 50), seed=1), alone)
-            with pytest.raises(errors.ConfigError, match="Mine calls keras.random.gamma"):
-                random.gamma([2], 1.0)

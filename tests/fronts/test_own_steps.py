@@ -222,8 +222,11 @@ def test_draws_of_tensorflow_are_by_example_and_the_check_finds_others():
         return tf.random.uniform([4]) + tf.random.normal([])
 
     def by_example(shape):
-        wholes = tf.cast(tf.random.uniform(shape, 0, 99, tf.int32), tf.float32)
-        return tf.nn.dropout(tf.random.truncated_normal(shape), 0.5) * tf.random.uniform(shape, seed=5) + wholes
+        wholes = tf.random.uniform(shape, 0, 99, tf.int32) + keras.random.randint(shape, 0, 99, seed=1)
+        drawn = tf.random.truncated_normal(shape) + keras.random.truncated_normal(shape, seed=1)
+        kept = keras.random.dropout(tf.ones(shape), 0.5, noise_shape=[None, 4], seed=1)
+        of_columns = keras.random.dropout(tf.ones(shape), 0.5, noise_shape=(1, 4), seed=1)
+        return tf.random.uniform(shape, seed=5) * drawn * kept + of_columns * tf.cast(wholes, tf.float32)
 
     for draw in (lambda shape: tf.nn.dropout(tf.random.normal(shape), 0.5), by_example, of_all):
         one, three = (kernel(draw, towers) for towers in (1, 3))
