@@ -158,8 +158,12 @@ def test_a_metric_that_a_layer_updates_is_that_of_the_whole_batch(float64):
     assert {*measured, *(f"val_{name}" for name in measured)} <= trained[1][1].history.keys()
 
 
-def test_other_assignments_are_a_mean_and_said_so(capsys):
-    parallel = tower_train.multi_gpu_model(network(lambda: Counts(ops.max, "float32"))(), gpus=2)
+@pytest.mark.parametrize(
+    ("dtype", "told"),
+    [("float32", "the mean of what the towers assign"), ("int32", "what the first tower assigns")],
+)
+def test_other_assignments_are_a_mean_or_the_first_towers_and_said_so(capsys, dtype, told):
+    parallel = tower_train.multi_gpu_model(network(lambda: Counts(ops.max, dtype))(), gpus=2)
     parallel.compile(**SETTINGS)
     parallel.fit(*data(8, 4), verbose=0)
-    assert "count gets the mean of what the towers assign" in capsys.readouterr().err
+    assert f"count gets {told}, each for its part of the batch" in capsys.readouterr().err

@@ -203,11 +203,17 @@ def drawing(draw):
 
 
 def test_assignments_outside_of_a_once_are_told(capsys):
-    step = after_a_loss(lambda model, x, loss: {"count": model.count.assign_add(keras.ops.mean(x))})
-    parallel = own(step)
-    parallel.fit(np.array([[1], [2], [6]]) * np.ones([3, 4], "float32"), verbose=0)
+    def step(self, x):
+        yield steps.Loss(ops.mean(self.dense(keras.random.dropout(self.norm(x, training=True), 0.5, seed=self.seed))))
+        return {"count": self.count.assign_add(ops.mean(x))}
+
+    for gpus, lines in ((1, 0), (2, 1)):  # none of batch normalisation and of random states
+        parallel = own(step, gpus)
+        parallel.template.seed = keras.random.SeedGenerator(0)
+        parallel.fit(np.array([[1], [2], [6]]) * np.ones([3, 4], "float32"), verbose=0)
+        assert (told := capsys.readouterr().err).count(" gets ") == lines
     assert parallel.template.count.numpy() == pytest.approx(3)
-    assert "/count gets the mean of what the towers assign" in (told := capsys.readouterr().err)
+    assert "/count gets the mean of what the towers assign" in told
     assert "In a tower_step yield steps.Once(function)" in told
 
 
