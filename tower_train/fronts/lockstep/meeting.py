@@ -68,18 +68,12 @@ class Meeting:
 
     def join(self, structures: Sequence) -> list:
         """Returns over towers, on their devices, the structures of joined tensors; gradients go to their rows."""
-
-        def whole(*leaves):
-            if leaves[0] is None:
-                return None
-            values = [parts.as_tensor(leaf) for leaf in leaves]
-            if values[0].shape.rank == 0:
-                raise errors.ConfigError(
-                    "tower_step yields a Join of a scalar; join tensors that have a row for each example."
-                )
-            return self.rows(values)
-
-        joined = keras.tree.map_structure(whole, *structures)
+        structures = [keras.tree.map_structure(parts.as_tensor, each) for each in structures]
+        if any(leaf is not None and leaf.shape.rank == 0 for leaf in keras.tree.flatten(structures[0])):
+            raise errors.ConfigError(
+                "tower_step yields a Join of a scalar; join tensors that have a row for each example."
+            )
+        joined = keras.tree.map_structure(self._whole, *structures)
         return [keras.tree.map_structure(functools.partial(_copied, tower.device), joined) for tower in self.towers]
 
     def rows(self, values: Sequence):
@@ -94,6 +88,12 @@ class Meeting:
         attached = [compat.attached(value) for value in values]
         compat.attach(whole, {name: self.rows([each[name] for each in attached]) for name in attached[0]})
         return whole
+
+    def _whole(self, *values):
+        """Returns the batch's value of those of the towers: the first one of what is no tensor."""
+        if not tf.is_tensor(values[0]):
+            return values[0]
+        return self.totals([values])[0] if values[0].shape.rank == 0 else self.rows(values)
 
     def totals(self, values: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
         """Returns the means over examples of floating-point values, and the sums of others, over which there are those
@@ -165,14 +165,8 @@ class Meeting:
 
     def update_metrics(self) -> None:
         """Does the updates of metrics that all towers asked for, each once: of all rows, and of scalars' totals."""
-
-        def whole(*values):
-            if not tf.is_tensor(values[0]):
-                return values[0]
-            return self.rows(values) if values[0].shape.rank else self.totals([values])[0]
-
         for calls in zip(*(tower.updates for tower in self.towers), strict=True):
-            args, kwargs = keras.tree.map_structure(whole, *(arguments for _, *arguments in calls))
+            args, kwargs = keras.tree.map_structure(self._whole, *(arguments for _, *arguments in calls))
             calls[0][0].update_state(*args, **kwargs)
 
     def assign(self) -> None:
