@@ -57,8 +57,6 @@ class UserHooks(Action):
         """Lets them add to the default graph, before it is finalized."""
         for hook in self._hooks:
             hook.begin()
-        if self._hooks and not v1.get_collection(v1.GraphKeys.SAVERS):
-            v1.add_to_collection(v1.GraphKeys.SAVERS, v1.train.Saver())  # a CheckpointSaverHook needs one
 
     def session_created(self, session: v1.Session) -> None:
         self._session = session

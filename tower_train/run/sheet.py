@@ -21,7 +21,8 @@ def draw(images: np.ndarray, labels: np.ndarray, class_names: Sequence[str] = ()
     from PIL import Image, ImageDraw, ImageFont
 
     pixels, font = _as_bytes(images), ImageFont.load_default(_LINE - 4)
-    height, width = (round(side * _CELL / max(images.shape[1:3])) for side in images.shape[1:3])
+    size = images.shape[1:3]
+    height, width = (round(side * _CELL / max(size)) for side in size)
     texts = [caption(label, class_names) for label in labels]
     rows, across = -(-len(images) // _COLUMNS), _CELL + _GAP
     down = height + _LINE * max(map(len, texts)) + _GAP
@@ -31,7 +32,7 @@ def draw(images: np.ndarray, labels: np.ndarray, class_names: Sequence[str] = ()
         row, column = divmod(i, _COLUMNS)
         x, y = _GAP + column * across, _GAP + row * down
         picture = Image.fromarray(image[:, :, 0] if image.shape[-1] == 1 else image).convert("RGB")
-        is_enlarged = max(images.shape[1:3]) < _CELL  # then pixels are to be seen
+        is_enlarged = max(size) < _CELL  # then pixels are to be seen
         how = Image.Resampling.NEAREST if is_enlarged else Image.Resampling.LANCZOS
         sheet.paste(picture.resize((max(width, 1), max(height, 1)), how), (x + (_CELL - width) // 2, y))
         for line, text in enumerate(lines):
@@ -56,7 +57,7 @@ def caption(label: np.ndarray, class_names: Sequence[str]) -> list[str]:
     label = np.asarray(label)
     if class_names and label.ndim == 0:
         return [" ".join(class_names[label].split()) if 0 <= label < len(class_names) else str(label)]
-    if class_names and label.shape == (len(class_names),):
+    if label.shape == (len(class_names),):
         shares = {class_names[i]: f"{label[i]:.2f}" for i in np.argsort(-label, kind="stable")[:2]}
         return [name if share == "1.00" else f"{share} {name}" for name, share in shares.items() if share != "0.00"]
     if label.ndim > 1 or not np.issubdtype(label.dtype, np.number):
