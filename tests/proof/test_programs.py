@@ -1,7 +1,4 @@
-"""Programs in which N towers were not one, and others as people write them: they train alike now, or are refused.
-
-`python tests/proof/test_programs.py` prints a row for each.
-"""
+"""Programs in which N towers were not one, and others as people write them: they train alike now, or are refused."""
 
 import inspect
 
@@ -12,14 +9,13 @@ import tensorflow as tf
 import trainings
 from tensorflow.python.training import moving_averages
 
-from tower_train import Examples, Workload, keras_network
+from tower_train import Examples, Workload, errors, keras_network
 
 v1, ops, layers = tf.compat.v1, keras.ops, keras.layers
 RNG, LABELS = np.random.default_rng(0), np.arange(96) % 3
 POINTS = Examples.from_arrays("points", RNG.normal(LABELS[:, np.newaxis], 1.0, [96, 4]).astype(np.float32), LABELS)
 WORDS = RNG.integers(1, 10, [96, 6]) * (np.arange(6) < RNG.integers(1, 7, [96, 1]))  # 0: no word
 WORDS = Examples.from_arrays("words", WORDS, LABELS)
-MODES = {"cpu": {}, "mirrored": dict(variable_update="mirrored")}
 MEANS, PROGRAMS = "it goes over the examples of a batch", {}
 
 
@@ -105,13 +101,6 @@ class Programs:
         seen = state("seen", [], tf.int64).assign_add(x.shape[0])  # here
         return plain(x * tf.minimum(tf.cast(seen, x.dtype) / 30, 1), training)
 
-    @program()
-    def running_mean(x, training):
-        mean = state("mean", [4], x.dtype)
-        before = mean.read_value()
-        mean.assign(0.9 * mean + 0.1 * tf.reduce_mean(x, axis=0))
-        return plain(x - before, training)
-
     @program("Let that be a mean over examples")
     def codebook_by_sums():
         return sequential(layers.Dense(4), Codebook(ops.sum))
@@ -141,17 +130,6 @@ class Programs:
         images, *_ = v1.nn.fused_batch_norm(images, scale, offset, *moving, exponential_avg_factor=None)
         return plain(tf.reshape(images, [-1, 4]), training)
 
-    @program()
-    def regularization_losses(x, training):
-        weights = weight("a", [4, 3], x.dtype)
-        v1.add_to_collection(v1.GraphKeys.REGULARIZATION_LOSSES, 0.1 * tf.nn.l2_loss(weights))
-        return x @ weights
-
-    @program("is in tf.compat.v1.GraphKeys.LOSSES, but not part of the loss")
-    def losses_left_out(x, training):
-        v1.losses.add_loss(0.1 * tf.reduce_mean(x**2))  # here
-        return plain(x, training)
-
     @program("Use tower_train.layers.random_uniform or random_normal")
     def stateless_normal(x, training):
         return plain(x + tf.random.stateless_normal(x.shape, [1, 2], dtype=x.dtype), training)  # here
@@ -163,10 +141,6 @@ class Programs:
     @program("a Python function gives each tower other values")
     def random_numpy_function(x, training):
         return plain(x + tf.ensure_shape(tf.numpy_function(noise, [x], x.dtype), x.shape), training)  # here
-
-    @program("the loss is a sum over the batch")
-    def loss_by_sum(logits, labels):
-        return tf.reduce_sum(cross_entropies(logits, labels))  # here
 
     @program(MEANS)
     def loss_by_sum_of_weights(logits, labels):
@@ -182,21 +156,9 @@ class Programs:
     def mean_of_the_batch(x, training):
         return plain(x - tf.reduce_mean(x @ weight("c", [4, 4], x.dtype), axis=0), training)  # here
 
-    @program(examples=WORDS, dtype="bfloat16")
-    def keras_words_in_bfloat16():
-        embedding = layers.Embedding(10, 8)
-        assert embedding.compute_dtype in ("bfloat16", "float64")  # float64: of the check
-        return sequential(embedding, layers.GlobalAveragePooling1D(), dtype="int64", shape=6)
-
     @program("it draws numbers for the rows of a batch")
     def keras_gamma():
         return sequential(Gamma())
-
-    @program("a exists already: a second layer would share its weights")
-    def two_layers_of_one_name(x, training):
-        for _ in range(2):
-            x = tf.nn.relu(x @ weight("a", [4, 4], x.dtype))
-        return x[:, :3]
 
     @program("outside of branches, loops and tf.function")
     def weight_normalisation_by_the_first_batch(x, training):
@@ -239,12 +201,11 @@ class Programs:
         v1.losses.add_loss(tf.reduce_mean((norms - 1) ** 2), v1.GraphKeys.REGULARIZATION_LOSSES)
         return outputs
 
-    @program(MEANS, examples=WORDS)
-    def mean_of_masked_words(x, training):
-        vectors, mask = words(x)
-        mean = tf.reduce_sum(vectors**2) / tf.reduce_sum(tf.cast(mask, vectors.dtype))  # here
-        v1.losses.add_loss(mean, v1.GraphKeys.REGULARIZATION_LOSSES)
-        return plain(tf.reduce_mean(vectors, axis=1), training)
+    @program(examples=WORDS)
+    def recurrence_by_scan(x, training):
+        a, b = (weight(name, [4, 4], tf.float32) for name in "vw")
+        rows = tf.transpose(words(x)[0], [1, 0, 2])
+        return plain(tf.scan(lambda h, row: tf.tanh(row @ a + h @ b), rows, tf.zeros_like(rows[0]))[-1], training)
 
     @program(examples=WORDS)
     def ragged_words(x, training):
@@ -277,23 +238,9 @@ class Programs:
         return plain(x / tf.cast(tf.shape(x)[0], x.dtype), training)  # here
 
     @program()
-    def recompute_grad(x, training):
-        weights = weight("w", [4, 4], x.dtype)
-        return plain(tf.recompute_grad(lambda x: tf.tanh(x @ weights))(x), training)
-
-    @program()
     def complex_variable(x, training):
         weights = weight("w", [4, 4], tf.complex64, v1.ones_initializer())
         return plain(tf.cast(tf.abs(tf.cast(x, tf.complex64) @ weights), x.dtype), training)
-
-
-def workload(name):
-    """A program as a workload."""
-    function, _, examples, _ = PROGRAMS[name]
-    names = list(inspect.signature(function).parameters)
-    if names == ["logits", "labels"]:
-        return Workload(name, lambda _: examples, plain, loss=function)
-    return Workload(name, lambda _: examples, function if names else keras_network(function))
 
 
 @program()
@@ -327,24 +274,27 @@ def initial_values_of_numpy(x, training):
 
 def checked(name, **more):
     """The line of the check, as at the start of a run of two towers; or its refusal."""
-    *_, examples, options = PROGRAMS[name]
-    return trainings.compared(workload(name), examples, **dict(batch_size=4) | more | options).line
+    function, _, examples, options = PROGRAMS[name]
+    names = list(inspect.signature(function).parameters)
+    if names == ["logits", "labels"]:
+        workload = Workload(name, None, plain, loss=function)
+    else:
+        workload = Workload(name, None, function if names else keras_network(function))
+    return trainings.compared(workload, examples, **dict(batch_size=4) | more | options).line
 
 
 @pytest.mark.usefixtures("own_tracebacks")
 @pytest.mark.parametrize(
-    ("name", "mode"),
-    [(name, mode) for name, (_, refusal, *_) in PROGRAMS.items() for mode in MODES if mode == "cpu" or not refusal],
+    ("name", "update"),
+    [(name, update) for name, program in PROGRAMS.items() for update in ("cpu", "mirrored")[: 1 if program[1] else 2]],
 )
-def test_trains_what_one_tower_trains_or_is_refused_by_its_line(name, mode):
-    from tower_train import errors
-
+def test_trains_what_one_tower_trains_or_is_refused_by_its_line(name, update):
     function, refusal, _, _ = PROGRAMS[name]
     if not refusal:
-        assert checked(name, **MODES[mode]).startswith("towers:   2 equal 1 on this network to ")
+        assert checked(name, variable_update=update).startswith("towers:   2 equal 1 on this network to ")
         return
     with pytest.raises(errors.GraphError) as refused:
-        checked(name, **MODES[mode])
+        checked(name, variable_update=update)
     assert refusal in str(refused.value)
     if "2 towers differ from 1" in str(refused.value):
         assert str(refused.value).endswith("--allow_differences.") and len(str(refused.value).splitlines()) == 3
@@ -352,17 +302,3 @@ def test_trains_what_one_tower_trains_or_is_refused_by_its_line(name, mode):
     lines, first = inspect.getsourcelines(source)
     places = [first + i for i, text in enumerate(lines) if text.endswith("# here\n")]
     assert not places or f"test_programs.py:{places[0]}" in str(refused.value)
-
-
-def main():
-    """Prints a row for each program."""
-    for name in PROGRAMS:
-        try:
-            line = checked(name)
-        except Exception as error:  # of whatever kind
-            line = " ".join(str(error).splitlines())
-        print(f"{name.replace('_', ' ')}: {line}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

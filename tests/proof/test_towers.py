@@ -10,7 +10,7 @@ import trainings
 from toy_workload import layer
 from toy_workload import network as plain
 
-from tower_train import Config, Workload, errors, layers, train
+from tower_train import Config, Workload, errors, layers
 from tower_train.proof import towers
 from tower_train.workload import DataRequest
 
@@ -141,16 +141,10 @@ def test_hooks_find_what_the_network_keeps_in_the_graph_that_is_trained(tmp_path
         kept.append(plain(features, training))
         return kept[-1]
 
-    class Hook(tf.compat.v1.train.SessionRunHook):
-        def before_run(self, run_context):
-            return tf.compat.v1.train.SessionRunArgs(kept[-1])
-
-        def after_run(self, run_context, run_values):
-            fetched.append(run_values.results)
-
-    config = Config(num_gpus=2, batch_size=8, max_steps=2, train_dir=str(tmp_path), eval_every_steps=0)
-    train(Workload("keeping", lambda _: EXAMPLES, network), config, [Hook()])
-    assert [values.shape for values in fetched] == [(8, 3)] * 2
+    hook = jobs.At({1: lambda run_context: fetched.append(run_context.session.run(kept[-1]).shape)})
+    workload = Workload("keeping", lambda _: EXAMPLES, network)
+    jobs.train_toy(tmp_path, [hook], workload, max_steps=1, check_towers="auto")
+    assert fetched == [(8, 3)]
 
 
 def test_a_run_compares_once_for_a_number_of_towers(tmp_path, capsys):
