@@ -12,9 +12,14 @@ from tower_train.cluster import membership
 from tower_train.cluster.task import Policy, Task
 from tower_train.graph import devices
 
+# Options of a worker's run, that normalises, clips and averages in float64; it saves in the end.
+NORM = jobs.TOY | dict(
+    workload="norm_workload", dtype="float64", num_gpus=1, batch_size=3, learning_rate=0.05, clip_gradients=0.5,
+    log_every_steps=1, save_every_steps=0, keep_checkpoints=0,
+)  # fmt: skip
 
-def hosts(count):
-    return host.free_addresses(count)
+
+hosts = host.free_addresses
 
 
 def member(there, index, *policy, leave=membership.exit_at_once, **policies):
@@ -45,36 +50,6 @@ def train_together(train_dir, count, workload, session_hooks=None, absent=(), **
 
     with concurrent.futures.ThreadPoolExecutor(count) as pool:
         return list(pool.map(work, [index for index in range(count) if index not in absent]))
-
-
-class Cluster:
-    """Workers in processes of their own."""
-
-    def __init__(self, train_dir, count, **options):
-        self.hosts = hosts(count)
-        self._options = dict(worker_hosts=",".join(self.hosts), train_dir=train_dir) | options
-        self._stack = contextlib.ExitStack()
-        self.workers = {index: self.start(index) for index in range(count)}
-
-    def start(self, index, **changes):
-        words = jobs.flags(**(self._options | {"task_index": index} | changes))
-        return self._stack.enter_context(jobs.Trainer(*words))
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._stack.close()
-
-    def end(self, *indices):
-        """Waits for workers' ends; returns their exit statuses."""
-        return [self.workers[index].process.wait(jobs.WAIT_SECS) for index in indices]
-
-    def outputs(self):
-        return [worker.output() for worker in self.workers.values()]
-
-    def wait_for_step(self, train_dir, step):
-        self.workers[0].wait_until(lambda: jobs.logged_step(train_dir) >= step)
 
 
 @contextlib.contextmanager

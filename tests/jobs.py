@@ -39,11 +39,6 @@ def flags(**options):
     return [f"--{name}={value}" for name, value in options.items()]
 
 
-def toy_flags(train_dir, **options):
-    """The command line of `train_toy`."""
-    return flags(train_dir=train_dir, **({"workload": "toy_workload"} | TOY | options))
-
-
 def environment(*python_path):
     """The environment of other processes: they find this package, and what else python_path names, in any directory."""
     paths = [str(ROOT), *map(str, python_path), os.environ.get("PYTHONPATH")]
@@ -67,6 +62,14 @@ def printed_command(line, cwd):
     *assignments, python = words[: words.index("-m")]
     assert pathlib.Path(shutil.which(python)).parent.samefile(pathlib.Path(sys.executable).parent)
     return command(*words[words.index("-m") + 1 :], cwd=cwd, **dict(each.split("=", 1) for each in assignments))
+
+
+def wait_for(condition):
+    """Returns as soon as condition() holds."""
+    deadline = time.monotonic() + WAIT_SECS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 class Program:
@@ -94,20 +97,8 @@ class Program:
         """Returns as soon as condition() holds, while the program is at work."""
         deadline = time.monotonic() + WAIT_SECS
         while not condition():
-            assert self.process.poll() is None, self.output()
-            assert time.monotonic() < deadline, self.output()
+            assert self.process.poll() is None and time.monotonic() < deadline, self.output()
             time.sleep(0.01)
-
-    def end_by(self, signal_number):
-        """Sends a signal and returns the exit status."""
-        assert self.process.poll() is None, self.output()
-        self.process.send_signal(signal_number)
-        return self.process.wait(WAIT_SECS)
-
-
-class Trainer(Program):
-    def __init__(self, *words, **variables):
-        super().__init__("tower_train", *words, **variables)
 
 
 class At(tf.compat.v1.train.SessionRunHook):

@@ -24,12 +24,6 @@ def network(features, training):
     return layers.dropout(hidden + rows, 0.3, training) @ v1.get_variable("softmax", [6, 3], features.dtype)
 
 
-def late(features, draws):
-    """The features, a while later, so that a test can step in."""
-    later = tf.numpy_function(lambda x: time.sleep(0.1) or x, [features], features.dtype)
-    return tf.ensure_shape(later, features.shape)
-
-
 def stuck(features, draws):
     """The features, but for the batch that begins with position 44, which never comes."""
     found = tf.numpy_function(
@@ -40,4 +34,3 @@ def stuck(features, draws):
 
 WORKLOAD = Workload("norm", load, network)
 STUCK = Workload("norm", load, network, augment=stuck)
-SLOW = Workload("norm", load, network, augment=late)

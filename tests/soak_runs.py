@@ -3,10 +3,12 @@
 import collections
 import contextlib
 import os
+import random
 import re
 import signal
 import time
 from typing import NamedTuple
+from unittest import mock
 
 import clusters
 import forked
@@ -19,12 +21,10 @@ import tensorflow as tf
 
 TIMEOUT_SECS = 5  # of workers; a busy machine may take seconds for a heartbeat
 PATIENCE_SECS = 180  # for a step, once nothing more happens; a busy machine may take a minute to start workers
-OPTIONS = dict(
-    workload="soak_workload", dtype="float64", optimizer="momentum", learning_rate=0.05, clip_gradients=0.5,
-    ema=0.9, batch_size=3, log_every_steps=1, save_every_steps=10, keep_checkpoints=4,
-    eval_every_steps=40, summary_every_steps=10, check_data=False, check_towers="never",
-)  # fmt: skip
-WORKERS = dict(num_gpus=1, worker_timeout_secs=TIMEOUT_SECS, start_timeout_secs=60, stall_timeout_secs=60)
+OPTIONS = clusters.NORM | dict(
+    workload="soak_workload", save_every_steps=10, keep_checkpoints=4, eval_every_steps=40, summary_every_steps=10
+)
+WORKERS = dict(worker_timeout_secs=TIMEOUT_SECS, start_timeout_secs=60, stall_timeout_secs=60)
 
 
 class Kind(NamedTuple):
@@ -82,11 +82,12 @@ class Run:
         self._kind, self._draw, self._folder, self._disk = kind, draw, folder, disk
         self.train_dir, self._log = (disk or folder) / "run", folder / "log"
         self._options = OPTIONS | kind.options | dict(train_dir=self.train_dir, max_steps=jobs.ENDLESS)
-        self._hosts, self._stack = clusters.hosts(kind.workers), contextlib.ExitStack()
-        self._running, self._due, self._strays = {}, dict.fromkeys(range(kind.workers), 0), []
+        self.hosts, self._stack = clusters.hosts(kind.workers), contextlib.ExitStack()
+        self.running, self.due, self._strays = {}, dict.fromkeys(range(kind.workers), 0), []
         self._done, self._done_before = set(), set()
         self._read = collections.Counter()  # characters of each process's output
         self.close = self._stack.close
+        self.sizes = []  # in the end: numbers of workers of the starts that did a step
 
     def disturb(self, what):
         """Does it at some moment, and waits until all train again, except one time in four; Lost if they do not."""
@@ -100,13 +101,13 @@ class Run:
     def await_step(self):
         """Returns when all are there, strangers have gone, and a step is logged after now."""
         deadline, sizes = time.monotonic() + PATIENCE_SECS, []
-        while self._due or self._strays or len(sizes) < 2 or sizes[-1] <= sizes[-2]:
+        while self.due or self._strays or len(sizes) < 2 or sizes[-1] <= sizes[-2]:
             self._tend()
-            if not self._due and not self._strays:  # a start may cut records off
+            if not self.due and not self._strays:  # a start may cut records off
                 path = self.train_dir / "metrics.jsonl"
                 sizes.append(path.stat().st_size if path.exists() else 0)
             if time.monotonic() > deadline:
-                said = "\n".join(f"--- {index}:\n{each.output()}" for index, each in self._running.items())
+                said = "\n".join(f"--- {index}:\n{each.output()}" for index, each in self.running.items())
                 raise Lost(f"no step in {PATIENCE_SECS} s:\n{said}")
             time.sleep(0.02)
         self._look()
@@ -117,10 +118,10 @@ class Run:
 
     def _kill(self, number=signal.SIGKILL):
         for index in self._some():
-            self._end(index, number)
+            self.end_one(index, number)
 
     def _stop(self):
-        stopped = [self._running[index] for index in self._some()]
+        stopped = [self.running[index] for index in self._some()]
         for worker in stopped:
             worker.process.send_signal(signal.SIGSTOP)
         time.sleep(self._draw.choice([0.5, 3 * TIMEOUT_SECS]) * self._draw.random())
@@ -131,9 +132,9 @@ class Run:
 
     def _sigterm(self, number=signal.SIGTERM):
         """Workers that train end after the same step; one that waits for others, by the signal."""
-        self._note("status", 128 + number, -number)
+        self.note("status", 128 + number, -number)
         for index in self._some(1):
-            self._end(index, number)
+            self.end_one(index, number)
 
     def _sigint(self):
         self._sigterm(signal.SIGINT)
@@ -148,7 +149,7 @@ class Run:
 
     def _full_disk(self):
         """For a while nothing more can be written into the run."""
-        self._note("status", 2, 4)
+        self.note("status", 2, 4)
         filler = small_disk.fill(self._disk)
         time.sleep(self._draw.uniform(0.05, 0.4))
         if self._draw.random() < 0.5:
@@ -158,26 +159,26 @@ class Run:
     def _stray(self):
         """A wrongly started worker comes to a place that is taken, and touches nobody: the same command, or others."""
         self.await_step()
-        hosts = [*self._hosts[:-1], *clusters.hosts(1)]
+        hosts = [*self.hosts[:-1], *clusters.hosts(1)]
         changes = self._draw.choice([{}, dict(worker_hosts=",".join(hosts), learning_rate=0.5)])
-        self._come(self._kind.workers - 1, **changes)
+        self.come(self._kind.workers - 1, **changes)
 
     def _wrong_returner(self):
         """A worker dies, and one with other options comes in its place before the right one."""
         index = self._draw.randrange(1, self._kind.workers)
-        if index not in self._running:
+        if index not in self.running:
             return
-        self._end(index, signal.SIGKILL)
-        self._due[index] = float("inf")
+        self.end_one(index, signal.SIGKILL)
+        self.due[index] = float("inf")
         if self._kind.status:  # who does not wait leaves for that
-            self._note("status", 2)
-        self._come(index, **self._draw.choice([dict(learning_rate=0.5), dict(seed=5), dict(batch_size=4)]))
+            self.note("status", 2)
+        self.come(index, **self._draw.choice([dict(learning_rate=0.5), dict(seed=5), dict(batch_size=4)]))
 
     def _garbage_on_the_board(self):
-        self._note("garbage", "*** Ignored")
+        self.note("garbage", "*** Ignored")
         text = self._draw.choice([b"no status", b"", b"{}", b"[" * 9999, self._draw.randbytes(99)])
         with contextlib.suppress(tf.errors.OpError):  # there may be no chief
-            clusters.write_on_board(self._hosts[0], text, [self._draw.randrange(self._kind.workers)])
+            clusters.write_on_board(self.hosts[0], text, [self._draw.randrange(self._kind.workers)])
 
     def _cut_connections(self):
         for path in [self._folder / f"cut{index}" for index in self._some()]:
@@ -190,67 +191,71 @@ class Run:
 
     def _some(self, count=None):
         """Indices of a few of those that are there, which from now on may be said to be missing."""
-        there = list(self._running)
+        there = list(self.running)
         chosen = self._draw.sample(there, min(len(there), count or self._draw.choice([1, 1, 1, self._kind.workers])))
         self._touch(*chosen)
         return chosen
 
-    def _note(self, what, *whom):
+    def note(self, what, *whom):
         self._done |= {(what, each) for each in whom}
 
     def _touch(self, *indices):
-        self._note("touched", *map(str, indices), "The connection")
-        self._note("status", self._kind.status)
+        self.note("touched", *map(str, indices), "The connection")
+        self.note("status", self._kind.status)
 
     def _trainer(self, index, **changes):
         variables = {
             soak_workload.LOG: str(self._log), soak_workload.CUT: str(self._folder / f"cut{index}"),
             soak_workload.PAUSE_SECS: str(self._draw.choice((0.02, 0.1))), forked.FORK_AGAIN: "1",
         }  # fmt: skip
-        task = dict(worker_hosts=",".join(self._hosts), task_index=index) if self._kind.workers > 1 else {}
-        return self._stack.enter_context(jobs.Trainer(*jobs.flags(**(self._options | task | changes)), **variables))
+        task = dict(worker_hosts=",".join(self.hosts), task_index=index) if self._kind.workers > 1 else {}
+        return self._stack.enter_context(
+            jobs.Program("tower_train", *jobs.flags(**(self._options | task | changes)), **variables)
+        )
 
-    def _come(self, index, **changes):
-        """Starts a wrong worker, which is refused."""
-        self._note("wrong", str(index))
+    def come(self, index, **changes):
+        """Starts a wrong worker, which is refused; returns it."""
+        self.note("wrong", str(index))
         self._strays.append((index, self._trainer(index, **changes)))
+        return self._strays[-1][1]
 
-    def _end(self, index, number):
-        """Sends a worker a signal and waits for its end; it is due to return after a while."""
+    def end_one(self, index, number, returns=True):
+        """Sends a worker a signal and waits for its end; it is due to return after a while, or not at all."""
         self._touch(index)
-        worker = self._running.pop(index)
+        worker = self.running.pop(index)
         worker.process.send_signal(number)
         status = worker.process.wait(PATIENCE_SECS)
         if status != -signal.SIGKILL and ("status", status) not in self._done | self._done_before:
             raise Lost(f"worker {index} left with {status}:\n{worker.output()}")
         self._look(worker)
-        wait = 0 if self._kind.workers == 1 else self._draw.choice([0, 0, 2 * TIMEOUT_SECS]) * self._draw.random()
-        self._due[index] = time.monotonic() + wait
+        if returns:
+            wait = 2 * TIMEOUT_SECS * self._draw.choice([0, 0, self._kind.workers > 1]) * self._draw.random()
+            self.due[index] = time.monotonic() + wait
 
     def _tend(self):
         """Starts who is to start, and starts again who has left as it may; Lost if anyone left in another way."""
-        for index in [index for index, when in self._due.items() if time.monotonic() > when]:
-            del self._due[index]
-            self._running[index] = self._trainer(index)
-        for index in [index for index, worker in self._running.items() if worker.process.poll() is not None]:
-            self._end(index, signal.SIGKILL)
+        for index in [index for index, when in self.due.items() if time.monotonic() > when]:
+            del self.due[index]
+            self.running[index] = self._trainer(index)
+        for index in [index for index, worker in self.running.items() if worker.process.poll() is not None]:
+            self.end_one(index, signal.SIGKILL)
         for index, stray in list(self._strays):
             if (status := stray.process.poll()) is not None:
                 if status not in (2, self._kind.status):
                     raise Lost(f"a wrong worker {index} left with {status}:\n{stray.output()}")
                 self._look(stray)
                 self._strays.remove((index, stray))
-                self._due |= {index: 0} if index in self._due else {}
+                self.due |= {index: 0} if index in self.due else {}
 
     def _look(self, *workers):
         """Reads what processes have said since the last look; Lost if it is not true."""
         said = {}
-        for worker in workers or [*self._running.values()]:
+        for worker in workers or [*self.running.values()]:
             text = worker.output()
             said[worker] = text[self._read[worker] :]
             self._read[worker] = len(text)
             if "Starting again" in said[worker]:
-                self._touch(*[index for index, each in self._running.items() if each is worker])
+                self._touch(*[index for index, each in self.running.items() if each is worker])
         for line in "\n".join(said.values()).splitlines():
             for pattern, mark in CLAIMS:
                 for found in re.finditer(pattern, line):
@@ -259,11 +264,13 @@ class Run:
 
     # The end.
 
-    def end(self):
-        """Ends it by SIGTERM to its chief; AssertionError if it differs from a run that nobody touched."""
+    def end(self, index=0):
+        """Ends it by SIGTERM to a worker; AssertionError if it differs from a run that nobody touched."""
         self.await_step()
-        self._note("status", 143, -15)
-        self._end(0, signal.SIGTERM)
+        self.note("status", 143, -15)
+        self.end_one(index, signal.SIGTERM)
+        if index:
+            self.end_one(0, 0)
         self._look()
         self.close()
         self._compare(jobs.saved_step(self.train_dir))
@@ -271,12 +278,12 @@ class Run:
     def _compare(self, steps):
         """AssertionError if examples, variables, log lines or a curve are not those of a run that nobody touched."""
         alone, is_exact = self._folder / "alone", self._kind.workers == 1
-        os.environ[soak_workload.LOG] = str(self._folder / "log of the undisturbed")
+        log = {soak_workload.LOG: str(self._folder / "log of the undisturbed")}
         towers = dict(num_gpus=2) if is_exact else dict(num_gpus=1, accumulate_steps=self._kind.batches)
-        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), mock.patch.dict(os.environ, log):
             jobs.train_toy(alone, **(OPTIONS | towers | dict(max_steps=steps)))
         batch = self._kind.batches * OPTIONS["batch_size"]
-        trained, _ = soak_workload.trained(self._log, batch, steps)
+        trained, self.sizes = soak_workload.trained(self._log, batch, steps)
         assert trained == {step: list(range(batch * step, batch * (step + 1))) for step in range(steps)}
         found, expected = (
             jobs.variables(folder, steps)
@@ -287,3 +294,9 @@ class Run:
             for folder in (self.train_dir, alone)
         )  # fmt: skip
         (jobs.assert_identical if is_exact else jobs.assert_close)(found, expected)
+
+
+def scripted(folder, *kind, **options):
+    """A Run of a kind with these options, whose workers are soon missed; to be disturbed by the caller."""
+    kind = Kind(*kind, WORKERS | dict(worker_timeout_secs=2) | options)
+    return contextlib.closing(Run(kind, random.Random(0), folder / "soak"))

@@ -8,25 +8,17 @@ import trainings
 from tower_train.graph import loss_scale
 
 STEPS = 20
-COMMON = dict(
-    dtype="float64", optimizer="momentum", momentum=0.875, ema=0.9, log_every_steps=1, summary_every_steps=0,
-    save_every_steps=0, check_data=False, check_towers="never",
-)  # fmt: skip
-ACCUMULATED = dict(workload="norm_workload", learning_rate=0.05, clip_gradients=0.5, batch_size=3)
-GLOBAL = dict(workload="norm_workload", learning_rate=0.05, clip_gradients=0.5, sync_batch_norm=True)
+COMMON = clusters.NORM | dict(momentum=0.875)
 MIRRORED = dict(variable_update="mirrored", check_mirrors_every_steps=5)
 
 
 @pytest.fixture(scope="module")
 def one_tower(tmp_path_factory):
-    """{name: directory} of single-tower runs: four batches of 3 a step, one of 12."""
-    runs_of_one = {
-        "accumulated": ACCUMULATED | dict(accumulate_steps=4),
-        "global": GLOBAL | dict(batch_size=12, sync_batch_norm=False),
-    }
-    found = {name: tmp_path_factory.mktemp(name) for name in runs_of_one}
-    for name, options in runs_of_one.items():
-        jobs.train_toy(found[name], **(COMMON | dict(num_gpus=1, max_steps=STEPS) | options))
+    """{batches of a step of 12 examples: directory} of runs of a single tower."""
+    found = {batches: tmp_path_factory.mktemp("one tower") for batches in (4, 1)}
+    for batches, directory in found.items():
+        options = dict(accumulate_steps=batches, batch_size=12 // batches, max_steps=STEPS)
+        jobs.train_toy(directory, **(COMMON | options))
     return found
 
 
@@ -42,17 +34,16 @@ def assert_same(directory, expected):
 )
 def test_workers_are_one_tower_with_normalisation_accumulation_and_clipping(one_tower, tmp_path, options):
     """The one tower takes its four batches one after the other, each normalised by itself as a tower's is."""
-    results = clusters.train_together(tmp_path, 2, **(COMMON | ACCUMULATED | options | dict(max_steps=STEPS)))
+    results = clusters.train_together(tmp_path, 2, **(COMMON | options | dict(max_steps=STEPS)))
     assert [getattr(result, "step", result) for result in results] == [STEPS] * 2
-    assert_same(tmp_path, one_tower["accumulated"])
+    assert_same(tmp_path, one_tower[4])
 
 
 def test_two_workers_skip_the_same_steps_and_find_the_same_loss_scale(tmp_path, monkeypatch):
     monkeypatch.setattr(loss_scale, "FIRST", 2.0**18)
-    options = COMMON | dict(workload="toy_workload", dtype="float16", learning_rate=0.05, batch_size=8, max_steps=6)
-    options["save_every_steps"] = 2
-    clusters.train_together(tmp_path / "two", 2, num_gpus=1, **options)
-    jobs.train_toy(tmp_path / "one", num_gpus=2, **options)
+    options = COMMON | dict(workload="toy_workload", dtype="float16", batch_size=8, max_steps=6, save_every_steps=2)
+    clusters.train_together(tmp_path / "two", 2, **options)
+    jobs.train_toy(tmp_path / "one", **(options | dict(num_gpus=2)))
     found, expected = jobs.variables(tmp_path / "two", 6), jobs.variables(tmp_path / "one", 6)
     assert expected["loss_scale/scale"] < 2.0**18 and expected["loss_scale/finite_steps"] > 1
     jobs.assert_identical(found, expected)
@@ -61,11 +52,10 @@ def test_two_workers_skip_the_same_steps_and_find_the_same_loss_scale(tmp_path, 
 def test_a_run_moves_between_machines_and_ends_as_if_it_had_not(one_tower, tmp_path):
     """5 steps on the CPU of one, 10 mirrored on two with two towers each, 5 on one with four; all normalise over the
     global batch."""
-    several = GLOBAL | dict(batch_size=3, variable_update="mirrored")
-    jobs.train_toy(tmp_path, **(COMMON | GLOBAL | dict(num_gpus=1, batch_size=12, sync_batch_norm=False, max_steps=5)))
-    results = clusters.train_together(
-        tmp_path, 2, num_gpus=2, max_steps=15, eval_every_steps=10, **(COMMON | several | MIRRORED)
-    )
+    several = COMMON | dict(sync_batch_norm=True, variable_update="mirrored")
+    jobs.train_toy(tmp_path, **(COMMON | dict(batch_size=12, max_steps=5)))
+    on_two = several | MIRRORED | dict(num_gpus=2, max_steps=15, eval_every_steps=10)
+    results = clusters.train_together(tmp_path, 2, **on_two)
     assert [getattr(result, "step", result) for result in results] == [15, 15]
-    jobs.train_toy(tmp_path, **(COMMON | several | dict(num_gpus=4, max_steps=STEPS)))
-    assert_same(tmp_path, one_tower["global"])
+    jobs.train_toy(tmp_path, **(several | dict(num_gpus=4, max_steps=STEPS)))
+    assert_same(tmp_path, one_tower[1])

@@ -1,64 +1,34 @@
-"""A cluster that shrinks and grows trains what one process trains that nobody touched: real processes, killed."""
+"""A cluster that shrinks and grows trains what one process trains that nobody touched."""
 
 import concurrent.futures
 import contextlib
 import re
 import signal
-import time
 
 import clusters
-import forked
 import jobs
 import pytest
-import soak_workload
+import soak_runs
 
 from tower_train import errors
 from tower_train.cluster.agreement import RunOver
 from tower_train.cluster.rendezvous import Memory
 
-TIMEOUT_SECS = 2
-COMMON = dict(
-    workload="soak_workload", dtype="float64", optimizer="momentum", learning_rate=0.05, clip_gradients=0.5,
-    ema=0.9, log_every_steps=1, summary_every_steps=0, save_every_steps=5, keep_checkpoints=0,
-    check_data=False, check_towers="never", num_gpus=1, batch_size=3,
-)  # fmt: skip
-UNSEEN = dict(workload="norm_workload")
-CHANGING = COMMON | dict(max_steps=jobs.ENDLESS, elastic="2:3", worker_timeout_secs=TIMEOUT_SECS, start_timeout_secs=30)
-GLOBAL_BATCH = 9
-
-
-@pytest.fixture
-def log(tmp_path, monkeypatch):
-    monkeypatch.setenv(soak_workload.LOG, str(tmp_path / "log"))
-    monkeypatch.setenv(soak_workload.PAUSE_SECS, "0.05")
-    monkeypatch.setenv(forked.FORK_AGAIN, "1")
-    return tmp_path / "log"
-
-
-def wait_for_size(cluster, size, steps=1):
-    """Until the last start of the chief is of so many workers and has done a few steps."""
-
-    def reached():
-        last = cluster.workers[0].output().rpartition("\nelastic:  ")[2]
-        return last.startswith(f"{size} of 2 to 3 workers") and last.count(": step ") >= steps
-
-    cluster.workers[0].wait_until(reached)
-
 
 def test_two_mirrored_workers_with_unequal_parts_then_one_and_then_none_that_is_elastic_are_one_tower(tmp_path):
     """Of three hosts with two towers each: 4 batches and 2, then 6, then 6 of a run by itself."""
-    train_dir, options = tmp_path / "run", COMMON | UNSEEN | dict(variable_update="mirrored", all_reduce="collective")
+    train_dir, options = tmp_path / "run", clusters.NORM | dict(variable_update="mirrored", all_reduce="collective")
     for absent, least, steps in (([1], 2, 4), ([1, 2], 1, 7)):
         changes = dict(num_gpus=2, max_steps=steps, elastic=f"{least}:3", worker_timeout_secs=0.5)
         results = clusters.train_together(train_dir, 3, absent=absent, **(options | changes))
         assert [result.step for result in results] == [steps] * len(results), results
     jobs.train_toy(train_dir, **(options | dict(num_gpus=2, accumulate_steps=3, max_steps=9)))
-    jobs.train_toy(tmp_path / "alone", **(COMMON | UNSEEN | dict(accumulate_steps=6, max_steps=9)))
+    jobs.train_toy(tmp_path / "alone", **(clusters.NORM | dict(accumulate_steps=6, max_steps=9)))
     jobs.assert_close(jobs.variables(train_dir, 9), jobs.variables(tmp_path / "alone", 9))
 
 
 def test_a_data_set_in_an_order_of_its_own_is_refused(tmp_path):
-    options = COMMON | dict(workload="element_workloads:PIPELINE", elastic="1:2", worker_timeout_secs=1.0)
+    options = clusters.NORM | dict(workload="element_workloads:PIPELINE", elastic="1:2", worker_timeout_secs=1.0)
     [error] = clusters.train_together(tmp_path, 2, absent=[1], **options)
     assert isinstance(error, errors.ConfigError)
     assert str(error).startswith("--elastic=1:2: ") and "comes in an order of its own" in str(error)
@@ -89,7 +59,7 @@ def test_who_comes_later_is_compared_waits_and_is_taken_in_and_who_is_too_many_h
         refused.result(jobs.WAIT_SECS)
     assert not chief.is_to_resize
     chief.note_step()
-    wait_for(lambda: chief.is_to_resize and not chief._detector.is_silent(1))
+    jobs.wait_for(lambda: chief.is_to_resize and not chief._detector.is_silent(1))
     resized = chief.resized()
     assert f"Saved at step 4, as {first.task.name(1)} waits for a place. --elastic: " in str(resized), str(resized)
     assert resized.environment == {"TOWER_TRAIN_ELASTIC": '{"group": [0, 1], "idle_starts": 0}'}
@@ -104,29 +74,23 @@ def test_who_comes_later_is_compared_waits_and_is_taken_in_and_who_is_too_many_h
     assert re.search(r"\*\*\* 1 of at most 2 train, at step [34]: waiting for a place among them\.", str(lines))
 
 
-def wait_for(condition):
-    deadline = time.monotonic() + jobs.WAIT_SECS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def test_three_workers_of_which_one_dies_and_returns_train_what_one_process_trains(tmp_path):
+    with soak_runs.scripted(tmp_path, 3, 3, elastic="2:3", save_every_steps=2) as run:
 
+        def await_size(size, steps=3):
+            last = ""
+            while not last.startswith(f"{size} of 2 to 3 workers") or last.count(": step ") < steps:
+                run.await_step()
+                last = run.running[0].output().rpartition("\nelastic:  ")[2]
 
-def test_three_workers_of_which_one_dies_and_returns_train_what_one_process_trains(tmp_path, log, monkeypatch):
-    train_dir = tmp_path / "run"
-    with clusters.Cluster(train_dir, 3, **CHANGING) as cluster:
-        wait_for_size(cluster, 3, steps=7)
-        cluster.workers[1].process.kill()
-        wait_for_size(cluster, 2)
-        cluster.workers[1] = cluster.start(1)
-        wait_for_size(cluster, 3)
-        cluster.workers[2].process.send_signal(signal.SIGTERM)
-        assert cluster.end(2) == [143]
-        left = f"as worker 2 ({cluster.hosts[2]}) was told to end. "
-        cluster.workers[0].wait_until(lambda: left in cluster.workers[0].output())
-    steps = jobs.saved_step(train_dir)
-    found, sizes = soak_workload.trained(log, GLOBAL_BATCH, steps)
-    assert [size for size, before in zip(sizes, [0, *sizes], strict=False) if size != before] == [3, 2, 3]
-    assert found == {step: list(range(9 * step, 9 * step + 9)) for step in range(steps)}
-    monkeypatch.setenv(soak_workload.PAUSE_SECS, "0")
-    jobs.train_toy(tmp_path / "alone", **(COMMON | dict(accumulate_steps=3, max_steps=steps)))
-    jobs.assert_close(jobs.variables(train_dir, steps), jobs.variables(tmp_path / "alone", steps))
+        await_size(3)
+        run.end_one(1, signal.SIGKILL, returns=False)
+        await_size(2)
+        run.due[1] = 0
+        await_size(3)
+        run.note("status", 143)
+        run.end_one(2, signal.SIGTERM, returns=False)
+        await_size(2, steps=1)
+        assert re.search(r"as worker 2 \(\S+\) was told to end\. ", run.running[0].output())
+        run.end()
+    assert [size for size, before in zip(run.sizes, [0, *run.sizes], strict=False) if size != before] == [3, 2, 3, 2]

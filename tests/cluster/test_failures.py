@@ -91,6 +91,8 @@ def test_a_chief_that_is_over_before_a_worker_has_started_was_of_an_earlier_trai
     assert watch.failure(WorkerState.STARTING) is None
     text, _ = watch.failure(WorkerState.STARTING, after=START_TIMEOUT_SECS + 1)
     assert text.startswith("worker 0 (the chief, a:1) has not started for 1801 s. ")
+    watch.read(status(0, 2, state=WorkerState.FAILED, failure="no data"), state=WorkerState.STARTING)
+    assert watch.failure(WorkerState.STARTING)[0].endswith("no data")
 
 
 def test_the_chief_hears_nothing_of_workers_that_are_still_with_an_earlier_start_of_it():

@@ -2,45 +2,43 @@
 
 import concurrent.futures
 import queue
+import re
 import signal
 import socket
+import threading
 import time
 
 import clusters
-import forked
 import jobs
-import numpy as np
 import pytest
+import soak_runs
 import tensorflow as tf
 
 from tower_train import errors
 from tower_train.cluster import heartbeat
 from tower_train.cluster.agreement import Agreement
+from tower_train.cluster.board import WorkerState
 from tower_train.cluster.task import Policy, Task
 from tower_train.graph import devices
 from tower_train.run import prepare
 
 TIMEOUT_SECS = 3
-COMMON = dict(
-    workload="norm_workload", dtype="float64", optimizer="momentum", learning_rate=0.05, ema=0.9,
-    clip_gradients=0.5, log_every_steps=1, summary_every_steps=0, keep_checkpoints=0,
-    num_gpus=1, check_data=False, check_towers="never",
-)  # fmt: skip
-FAULTY = COMMON | dict(max_steps=jobs.ENDLESS, batch_size=4, save_every_steps=5, worker_timeout_secs=TIMEOUT_SECS)
+FAULTY = clusters.NORM | dict(
+    max_steps=jobs.ENDLESS, batch_size=4, save_every_steps=5, worker_timeout_secs=TIMEOUT_SECS
+)
 
 
 def test_workers_that_lose_one_say_which_and_leave(tmp_path):
     """Of three, so that one learns it from the chief; the lost one hangs."""
-    with clusters.Cluster(tmp_path, 3, **FAULTY) as cluster:
-        cluster.wait_for_step(tmp_path, 8)
-        lost, began = cluster.workers[2], time.monotonic()
-        lost.process.send_signal(signal.SIGSTOP)
-        assert cluster.end(0, 1) == [138, 138], cluster.outputs()
-        assert time.monotonic() - began < 2 * TIMEOUT_SECS + 20
-        for worker in (cluster.workers[0], cluster.workers[1]):
+    with clusters.programs(3, "tower_train", *jobs.flags(train_dir=tmp_path, **FAULTY)) as workers:
+        workers[0].wait_until(lambda: jobs.logged_step(tmp_path) >= 8)
+        began = time.monotonic()
+        workers[2].process.send_signal(signal.SIGSTOP)
+        for worker in workers[:2]:
+            assert worker.process.wait(jobs.WAIT_SECS) == 138, worker.output()
             last_line = worker.output().splitlines()[-1]
-            assert f"error: worker 2 ({cluster.hosts[2]}) is missing: no sign of life" in last_line
-            assert "last seen at step" in last_line
+            assert re.search(r"error: worker 2 \(\S+\) is missing: no sign of life.*last seen at step", last_line)
+        assert time.monotonic() - began < 2 * TIMEOUT_SECS + 20
     assert jobs.saved_steps(tmp_path)[0] == 5
     assert all(step % 5 == 0 for step in jobs.saved_steps(tmp_path))
 
@@ -48,68 +46,38 @@ def test_workers_that_lose_one_say_which_and_leave(tmp_path):
 def test_a_worker_whose_input_hangs_while_it_lives_is_named_and_all_leave(tmp_path):
     """The second one's of step 6; the first one has done its part of that, and waits."""
     options = FAULTY | dict(workload="norm_workload:STUCK", worker_timeout_secs=2, stall_timeout_secs=1)
-    with clusters.Cluster(tmp_path, 2, **options) as cluster:
-        assert cluster.end(0, 1) == [138, 138], cluster.outputs()
-        for output in cluster.outputs():
-            last_line = output.splitlines()[-1]
-            assert "error: Step 6 stands still, for" in last_line, output
-            assert f"since that was seen: worker 1 ({cluster.hosts[1]}) waits for the input: the examples" in last_line
+    with clusters.programs(2, "tower_train", *jobs.flags(train_dir=tmp_path, **options)) as workers:
+        for worker in workers:
+            assert worker.process.wait(jobs.WAIT_SECS) == 138, worker.output()
+            last_line = worker.output().splitlines()[-1]
+            assert "error: Step 6 stands still, for" in last_line, last_line
+            assert re.search(r"since that was seen: worker 1 \(\S+\) waits for the input: the examples", last_line)
     assert jobs.saved_steps(tmp_path) == [5]
 
 
-def test_a_run_waits_for_killed_workers_is_not_touched_by_strays_and_trains_every_example_once(tmp_path, monkeypatch):
-    """First the second worker dies, then the chief; each is started again by the same command, but at first by a wrong
-    one. In the end SIGTERM to the second worker ends both after the same step, saved."""
-    monkeypatch.setenv(forked.FORK_AGAIN, "1")
-    alone, run = tmp_path / "alone", tmp_path / "run"
-    options = FAULTY | dict(workload="norm_workload:SLOW", batch_size=6, sync_batch_norm=True, wait_for_workers=True,
-                            worker_timeout_secs=2)  # fmt: skip
-
-    def refused(cluster, **changes):
-        with cluster.start(1, **changes) as wrong:
-            assert wrong.process.wait(jobs.WAIT_SECS) == 2, wrong.output()
-            [line] = [line for line in wrong.output().splitlines() if "error: " in line]
-        return line.partition("error: ")[2]
-
-    with clusters.Cluster(run, 2, **options) as cluster:
-        cluster.wait_for_step(run, 4)
-        stray = f"{cluster.hosts[0]},{clusters.hosts(1)[0]}"
-        assert "cannot train with the chief: --learning_rate is 0.5, the chief's 0.05; the list of workers is" in (
-            refused(cluster, worker_hosts=stray, learning_rate=0.5)
-        )
-        clusters.write_on_board(cluster.hosts[0], "no status")
-        cluster.wait_for_step(run, jobs.logged_step(run) + 3)
-        assert "another process" not in "".join(cluster.outputs())
-        for lost, other in ((1, 0), (0, 1)):
-            cluster.wait_for_step(run, jobs.logged_step(run) + 3)
-            cluster.workers[lost].process.kill()
-            cluster.end(lost)
-            missed = f"worker {lost} ({'the chief, ' if lost == 0 else ''}{cluster.hosts[lost]}) is missing"
-            cluster.workers[other].wait_until(lambda: missed in cluster.workers[other].output())  # noqa: B023
-            if lost:
-                why = refused(cluster, seed=5)
-                cluster.workers[0].wait_until(lambda: f"*** {why}" in cluster.workers[0].output())  # noqa: B023
-                assert "cannot train with the chief: --seed is 5, the chief's 0. " in why
-            cluster.workers[lost] = cluster.start(lost)
-        cluster.wait_for_step(run, jobs.logged_step(run) + 3)
-        cluster.workers[1].process.send_signal(signal.SIGTERM)
-        assert cluster.end(0, 1) == [143, 143], cluster.outputs()
-    records = jobs.metrics(run)
-    jobs.train_toy(alone, **(COMMON | dict(batch_size=12, max_steps=len(records))))
-    assert [record["examples"] for record in records] == list(range(12, 12 * len(records) + 1, 12))
-    np.testing.assert_allclose(
-        [record["loss"] for record in records], [record["loss"] for record in jobs.metrics(alone)], rtol=1e-9
-    )
-    jobs.assert_close(jobs.variables(run), jobs.variables(alone))
-    assert jobs.read_json(run, "result.json")["stopped_by"] == "another worker"
-    assert jobs.saved_steps(run)[-1] == len(records)
+def test_a_run_waits_for_killed_workers_is_not_touched_by_strays_and_trains_every_example_once(tmp_path):
+    """First the second worker dies, then the chief; at first a wrong one comes in the second one's place. In the end
+    SIGTERM to the second worker ends both after the same step, saved."""
+    with soak_runs.scripted(tmp_path, 2, 2, wait_for_workers=True) as run:
+        run.await_step()
+        stray = run.come(1, worker_hosts=f"{run.hosts[0]},{clusters.hosts(1)[0]}", learning_rate=0.5)
+        for what in ("garbage on the board", "wrong returner"):
+            run.disturb(what)
+            run.await_step()
+        why = "cannot train with the chief: --learning_rate is 0.5, the chief's 0.05; the list of workers is"
+        assert why in stray.output()
+        run.end_one(0, signal.SIGKILL)
+        run.end(1)
+    assert run.sizes[-1] == 2
+    assert jobs.saved_step(run.train_dir) == jobs.logged_step(run.train_dir)
+    assert jobs.read_json(run.train_dir, "result.json")["stopped_by"] == "another worker"
 
 
 def test_a_session_hook_of_one_worker_ends_all_after_the_same_step(tmp_path, monkeypatch):
     """Each has its place among the workers of its machine."""
     place, places = devices.place, set()
     monkeypatch.setattr(devices, "place", lambda *a, **local: places.add(local.get("local")) or place(*a, **local))
-    options = COMMON | dict(batch_size=4, max_steps=jobs.ENDLESS)
+    options = clusters.NORM | dict(max_steps=jobs.ENDLESS)
     results = clusters.train_together(tmp_path, 2, session_hooks={1: [jobs.stop_at(5)]}, **options)
     assert [(result.step, result.stopped_by) for result in results] == [(6, "a session hook")] * 2
     assert jobs.saved_steps(tmp_path) == [6] and places >= {(0, 2), (1, 2)}
@@ -118,7 +86,7 @@ def test_a_session_hook_of_one_worker_ends_all_after_the_same_step(tmp_path, mon
 def test_all_end_well_where_the_chief_finds_no_gain_and_have_no_more_to_do_after_that(tmp_path, monkeypatch):
     compared = []
     monkeypatch.setattr(prepare, "compare_towers", lambda *_: compared.append(1) or "compared")
-    options = COMMON | dict(batch_size=6, max_steps=jobs.ENDLESS, learning_rate=1e-30, eval_every_steps=5)
+    options = clusters.NORM | dict(batch_size=6, max_steps=jobs.ENDLESS, learning_rate=1e-30, eval_every_steps=5)
     options |= dict(early_stopping_patience_epochs=1.0, check_towers="auto")
     first, second = (clusters.train_together(tmp_path, 2, **options) for _ in range(2))
     assert [result.stopped_by for result in first + second] == ["no gain"] * 4
@@ -159,6 +127,24 @@ def test_a_worker_that_fails_before_the_chief_has_started_is_named():
             failed.result(jobs.WAIT_SECS)
 
 
+def test_heartbeats_of_a_training_keep_their_pace_and_find_the_failure_behind_a_lost_connection():
+    hosts = clusters.hosts(2)
+    task, policy, found = Task(tuple(hosts), 1), Policy(2.0, 60.0), errors.WorkerError("the chief is missing")
+
+    with clusters.member(hosts, 0, 2.0, 60.0):
+        beat = heartbeat.Heartbeat(task, policy, f"grpc://{hosts[0]}", lambda _: None)
+        beat.note(state=WorkerState.TRAINING)
+        beat.start()
+        jobs.wait_for(lambda: beat.status.heartbeat >= 1)
+        began, last = time.monotonic(), beat.status.heartbeat + 5
+        jobs.wait_for(lambda: beat.status.heartbeat >= last)
+        assert 0.5 < time.monotonic() - began < 3
+        threading.Timer(0.5, lambda: setattr(beat, "failure", found)).start()
+        beat.explain(tf.errors.UnavailableError(None, None, "Socket closed"))
+        beat.end()
+    assert beat.failure is found
+
+
 def test_workers_that_mean_the_same_go_on_and_one_that_does_not_is_named_to_all(monkeypatch):
     monkeypatch.setattr(heartbeat, "_GRACE_SECS", 0.2)
     hosts, left = clusters.hosts(2), queue.Queue()
@@ -175,7 +161,9 @@ def test_workers_that_mean_the_same_go_on_and_one_that_does_not_is_named_to_all(
         second.start()  # as on another machine, with the same command
         with pytest.raises(errors.ConfigError, match=r"worker 1 .* trains already, in another process\. Stop that"):
             Agreement(task, second).reach(dict, 0, 0)
+        began = time.monotonic()
         second.leave_for(errors.ConfigError("refused"))
+        assert time.monotonic() - began < 4, "it waits for a row of its own"
         second.end()
         for about in ({"w": "float64[4]"}, {"w": "float64[4]", "v": "none"}):
             for same in compared(about, about):
