@@ -103,6 +103,9 @@ def test_options_of_every_type_in_every_spelling_and_in_a_file(tmp_path):
     ("--batch_size", "Missing value for flag --batch_size"),
     ("--batch_size=", "--batch_size=: it must be a whole number at least 1 and at most 16777216."),
     ("--flagfile=/none/there", "Unable to open flagfile"),
+    *((f"--override={text}", f"--override={text}: it must be true or false.") for text in ("yes", "")),
+    *((f"--gpus={text}", f"--gpus={text}: it must be whole numbers separated by commas") for text in ("0;1", "")),
+    ("--num_gpus=1.5", "--num_gpus=1.5: it must be a whole"), ("--device=CPU", "--device=CPU: it must be one of auto"),
 ])  # fmt: skip
 def test_a_mistake_is_named_with_what_may_be_meant(words, start):
     with pytest.raises(errors.ConfigError) as error:

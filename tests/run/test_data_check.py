@@ -156,6 +156,7 @@ def test_features_are_looked_at_as_the_network_gets_them():
 @pytest.mark.parametrize(("examples", "line"), [
     (lambda: arrays(labels=np.where(np.arange(900) == 899, 3, LABELS)), "mine: there is a label 3; labels are 0 to 2"),
     (lambda: arrays(labels=np.where(np.arange(900) == 899, -1, LABELS)), "mine: there is a label -1; labels are 0 to"),
+    (lambda: ordered(np.where(np.arange(900) == 0, 3, LABELS)), "mine: there is a label 3; labels are 0 to"),
     (lambda: arrays(labels=0 * LABELS, names=NAMES[:1]), "mine: there is one class only, ant, and nothing"),
     (lambda: element_workloads.workload(element_workloads.failing).examples(DataRequest("train")),
      "failing train: the input failed: no such row"),

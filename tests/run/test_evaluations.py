@@ -1,15 +1,17 @@
 """Evaluations during training: at the steps asked for, also of training examples, and none is lost or done twice."""
 
+import dataclasses
 import re
 
 import element_workloads
 import jobs
 import numpy as np
 import pytest
+import toy_workload
 
 from tower_train import errors
 from tower_train.config import EvaluateOptions
-from tower_train.inference import evaluator, report, saved_run
+from tower_train.inference import report, saved_run
 from tower_train.run import evaluations
 
 
@@ -23,7 +25,9 @@ def precision(train_dir, split, indices=slice(None)):
 def test_each_evaluation_looks_at_training_examples_too_and_a_start_warns_once(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(report, "overfitting", lambda *_: "*** they part")
     options = dict(max_steps=20, eval_every_steps=10, eval_at_end=True, save_every_steps=5, keep_checkpoints=1)
-    jobs.train_toy(tmp_path, keep_best=True, **options)
+    load = lambda request: dataclasses.replace(toy_workload.load(request), notice=f"{request.split}: less")  # noqa: E731
+    workload = dataclasses.replace(toy_workload.WORKLOAD, examples=load)
+    jobs.train_toy(tmp_path, workload=workload, keep_best=True, **options)
     found = jobs.read_json(tmp_path, "result.json")
     train, test = found["train_evaluation"], found["evaluation"]
     assert (train["num_examples"], train["data"], test["num_examples"]) == (96, "toy train", 50)
@@ -33,6 +37,7 @@ def test_each_evaluation_looks_at_training_examples_too_and_a_start_warns_once(t
     line = f"on 96 training examples: precision @ 1 = {mean:.3f} ({abs(mean - other):.3f} {above}), loss = "
     lines = capsys.readouterr().out.splitlines()
     assert any(each.startswith(line) for each in lines) and lines.count("*** they part") == 1
+    assert lines.count("*** test: less") == 1
     flattering = "*** The best checkpoint is chosen on the test examples, which flatters it"
     assert any(each.startswith(flattering) for each in lines)
     for name in ("train precision @ 1", "precision @ 1"):
@@ -69,22 +74,6 @@ def test_the_last_step_is_evaluated_where_that_is_asked_for_and_no_run_that_is_s
         capsys.readouterr().out,
     )
     assert 0 < result["training_secs"] < result["seconds"]
-
-
-def test_one_that_was_killed_is_made_up_for_once(tmp_path, monkeypatch, capsys):
-    def killed(*_):
-        raise KeyboardInterrupt
-
-    options = dict(max_steps=7, eval_at_end=True)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(evaluator.Evaluator, "evaluate", killed)
-        jobs.train_toy(tmp_path, **options)
-    assert jobs.train_toy(tmp_path, **options).step == 7
-    assert jobs.read_json(tmp_path, "result.json")["evaluation"]["step"] == 7
-    assert "nothing to do" in (shown := capsys.readouterr().out) and "\nResult:   precision @ 1 = " in shown
-    with monkeypatch.context() as patch:
-        patch.setattr(evaluator.Evaluator, "evaluate", killed)
-        jobs.train_toy(tmp_path, **options)
 
 
 def test_what_chooses_looks_at_validation_examples_and_the_end_at_test_examples_too(tmp_path, capsys):

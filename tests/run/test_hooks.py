@@ -1,6 +1,8 @@
 """Users' SessionRunHooks: what they fetch, feed and ask for, as in a MonitoredSession. Steps are the same without."""
 
 import json
+import threading
+import time
 
 import jobs
 import pytest
@@ -81,10 +83,13 @@ class Waiting(v1.train.SessionRunHook):
     """Asks to stop through the coordinator, after so many steps."""
 
     def __init__(self, steps):
-        self._steps, self.coord = steps, None
+        self._steps, self.coord, self.thread = steps, None, None
 
     def after_create_session(self, session, coord):
         self.coord = coord
+        self.thread = threading.Thread(target=lambda: coord.wait_for_stop() and time.sleep(0.5))
+        self.thread.start()
+        coord.register_thread(self.thread)
         self._ask()
 
     def after_run(self, run_context, run_values):
@@ -98,8 +103,10 @@ class Waiting(v1.train.SessionRunHook):
 
 @pytest.mark.parametrize("steps", [0, 3])
 def test_a_hook_may_stop_by_the_coordinator_even_before_the_first_step(steps, tmp_path):
-    result = jobs.train_toy(tmp_path, [Waiting(steps)], max_steps=8)
+    hook = Waiting(steps)
+    result = jobs.train_toy(tmp_path, [hook], max_steps=8)
     assert (result.step, result.stopped_by) == (steps, "a session hook")
+    assert not hook.thread.is_alive()
 
 
 def test_hooks_of_tensorflow_work(tmp_path):

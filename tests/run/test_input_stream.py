@@ -7,17 +7,13 @@ import element_workloads
 import jobs
 import numpy as np
 import pytest
+import trainings
 
 from tower_train import EvaluateOptions, errors, evaluate_run
 from tower_train.data import tf_data
 
 OPTIONS = dict(workload="element_workloads:PIPELINE", dtype="float64", seed=3, learning_rate=0.001)
 LAST_STEP = 30
-
-
-def weights(train_dir, step=None):
-    """All variables but the iterator's state, which also tells of buffers that are filled at their own pace."""
-    return {name: value for name, value in jobs.variables(train_dir, step).items() if not name.startswith("iterator/")}
 
 
 @pytest.fixture(scope="module")
@@ -27,32 +23,23 @@ def whole_run(tmp_path_factory):
     return directory
 
 
-@pytest.fixture(scope="module")
-def killed_run(tmp_path_factory):
-    """As a kill between two saves leaves it, in the middle of the third epoch."""
-    folder = tmp_path_factory.mktemp("killed")
+def test_a_killed_run_goes_on_as_if_nobody_had_killed_it(whole_run, tmp_path, capsys):
+    """Between two saves, in the middle of the third epoch."""
     options = OPTIONS | dict(max_steps=20, save_every_steps=15)
-    jobs.train_toy(folder / "whole", [jobs.copy_after(17, folder / "whole", folder / "run")], **options)
-    assert jobs.saved_steps(folder / "run") == [15]
-    return folder / "run"
-
-
-TOWERS = [
-    dict(num_gpus=2), dict(num_gpus=1, batch_size=8, accumulate_steps=2),
-    dict(num_gpus=4, batch_size=4, variable_update="mirrored"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("towers", TOWERS)
-def test_a_killed_run_goes_on_as_if_nobody_had_killed_it(towers, killed_run, whole_run, tmp_path, capsys):
-    shutil.copytree(killed_run, tmp_path / "run")
-    jobs.train_toy(tmp_path / "run", max_steps=LAST_STEP, keep_checkpoints=0, **(OPTIONS | towers))
-    assert "(resumed at step " in capsys.readouterr().out
-    found, expected = weights(tmp_path / "run"), weights(whole_run)
-    assert found["global_step"] == LAST_STEP
-    if towers == dict(num_gpus=2):
-        jobs.assert_identical(found, expected)
-    jobs.assert_close(found, expected)
+    killed = tmp_path / "killed"
+    jobs.train_toy(tmp_path / "other", [jobs.copy_after(17, tmp_path / "other", killed)], **options)
+    assert jobs.saved_steps(killed) == [15]
+    for number, (assert_same, towers) in enumerate((
+        (jobs.assert_identical, dict(num_gpus=2)),
+        (jobs.assert_close, dict(num_gpus=1, batch_size=8, accumulate_steps=2)),
+        (jobs.assert_close, dict(num_gpus=4, batch_size=4, variable_update="mirrored")),
+    )):  # fmt: skip
+        run = shutil.copytree(killed, tmp_path / f"run{number}")
+        jobs.train_toy(run, max_steps=LAST_STEP, keep_checkpoints=0, **(OPTIONS | towers))
+        assert "(resumed at step 15)" in capsys.readouterr().out
+        found, expected = (trainings.without_state(jobs.variables(folder)) for folder in (run, whole_run))
+        assert found["global_step"] == LAST_STEP
+        assert_same(found, expected)
 
 
 def test_another_global_batch_begins_the_dataset_anew_and_says_so(whole_run, tmp_path, capsys):

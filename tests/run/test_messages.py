@@ -1,6 +1,8 @@
 """A person's view of a run: log lines in the original's form, true rates, and commands that work."""
 
+import dataclasses
 import io
+import os
 import re
 import shlex
 import sys
@@ -136,6 +138,7 @@ def test_examples_per_sec_covers_the_steps_of_all_towers_since_the_last_line_and
 
 def test_the_share_of_time_that_waits_for_input_is_told_with_advice_once(tmp_path, capsys, monkeypatch):
     """Of steps whose input takes most of the time, staged for devices or not; and not where it is fast."""
+    monkeypatch.setattr(actions, "_MUCH_SECS", 0.3)
     for is_staged in (False, True):
         monkeypatch.setattr(transfer, "are_gpus", lambda devices, is_staged=is_staged: is_staged)
         jobs.train_toy(tmp_path / f"{is_staged}", workload="slow_input", max_steps=12, log_every_steps=2, num_gpus=1)
@@ -184,6 +187,29 @@ def test_a_rate_that_is_not_known_yet_is_left_out(tmp_path, capsys):
 def test_a_workload_is_named_by_its_module_before_the_running_program(monkeypatch):
     monkeypatch.setattr(sys.modules["__main__"], "MINE", toy_workload.WORKLOAD, raising=False)
     assert messages.import_path(toy_workload.WORKLOAD) == "toy_workload"
+
+
+@pytest.mark.parametrize(("name", "text", "path"), [
+    ("mine.py", 'if __name__ == "__main__":', "mine:OWN"),
+    ("mine.py", "", None),
+    ("my-own.py", 'if __name__ == "__main__":', None),
+])  # fmt: skip
+def test_a_workload_of_the_running_program_is_named_where_that_can_be_imported(name, text, path, tmp_path, monkeypatch):
+    main, own = sys.modules["__main__"], dataclasses.replace(toy_workload.WORKLOAD)
+    (tmp_path / name).write_text(text)
+    for attribute, value in (("OWN", own), ("__file__", str(tmp_path / name)), ("__spec__", None)):
+        monkeypatch.setattr(main, attribute, value, raising=False)
+    assert messages.import_path(own) == path
+
+
+def test_commands_name_the_python_of_this_program(tmp_path, monkeypatch):
+    """By its short name where the shell finds it by that; a workload of a module needs no path."""
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    (tmp_path / "python").touch(0o755)
+    found = {"config": {"workload": "slow_input", "data_dir": None}, "workload_options": {}}
+    for folder, python in ((os.path.dirname(sys.executable), "python"), (tmp_path, sys.executable)):
+        monkeypatch.setenv("PATH", str(folder))
+        assert f"`{python} -m " in messages.input_advice(0.5, found)
 
 
 PROGRAM = """

@@ -5,7 +5,6 @@ import json
 import math
 import re
 import shutil
-import signal
 
 import jobs
 import numpy as np
@@ -50,70 +49,45 @@ def test_a_run_without_a_train_dir_gets_one_of_its_own(tmp_path, monkeypatch):
 
 
 OPTIONS = dict(dtype="float64", seed=3, learning_rate=0.001, summary_every_steps=10)
-MORE_STEPS = 25
+LAST_STEP = 45
 
 
-@pytest.fixture(scope="module")
-def killed_run(tmp_path_factory):
-    """A run as two kills leave it, before its first checkpoint and between two, and killed while it mostly saves; it
-    was moved each time."""
-    folder = tmp_path_factory.mktemp("killed")
-    for name, then, save_every_steps, step in (("first", "second", 0, 12), ("second", "run", 20, 33)):
+def test_a_killed_run_ends_as_an_uninterrupted_one(tmp_path):
+    """Killed before its first checkpoint and between two, and moved each time: with the variables of the other one, and
+    with every step once in its log and in its curves; also with another tower count."""
+    for name, then, save_every_steps, step in (("first", "second", 0, 12), ("second", "killed", 20, 33)):
         options = OPTIONS | dict(save_every_steps=save_every_steps, max_steps=40)
-        jobs.train_toy(folder / name, [jobs.copy_after(step, folder / name, folder / then)], **options)
-        assert jobs.saved_steps(folder / name)[:1] == [save_every_steps or 40]
-        shutil.rmtree(folder / name)
-    assert jobs.logged_step(folder / "run") == 30
-    with jobs.Trainer(
-        *jobs.toy_flags(folder / "run", max_steps=jobs.ENDLESS, **OPTIONS, save_every_steps=1)
-    ) as trainer:
-        trainer.wait_until(lambda: jobs.saved_step(folder / "run") > 20)
-        assert trainer.end_by(signal.SIGKILL) == -signal.SIGKILL
-    return folder / "run"
+        jobs.train_toy(tmp_path / name, [jobs.copy_after(step, tmp_path / name, tmp_path / then)], **options)
+        assert jobs.saved_steps(tmp_path / name)[:1] == [save_every_steps or 40]
+        shutil.rmtree(tmp_path / name)
+    assert jobs.logged_step(tmp_path / "killed") == 30
+    jobs.train_toy(whole := tmp_path / "whole", max_steps=LAST_STEP, **OPTIONS)
+    steps = list(range(5, LAST_STEP + 1, 5))
+    for towers, assert_same in (({}, jobs.assert_identical), (dict(num_gpus=4, batch_size=4), jobs.assert_close)):
+        run = shutil.copytree(tmp_path / "killed", tmp_path / f"run{len(towers)}")
+        assert jobs.train_toy(run, max_steps=LAST_STEP, **OPTIONS | towers).step == LAST_STEP
+        variables = jobs.variables(run, LAST_STEP)
+        assert_same(variables, jobs.variables(whole, LAST_STEP))
+        assert (variables["global_step"], variables["examples_seen"]) == (LAST_STEP, LAST_STEP * 16)
+        records = jobs.metrics_but_times(run)
+        assert [record["step"] for record in records] == steps
+        assert towers or records == jobs.metrics_but_times(whole)
+        for name in ("examples_per_sec", "total_loss"):
+            points = jobs.events(run).Scalars(name)
+            assert [event.step for event in points] == steps
+        losses = [record["loss"] for record in records]
+        np.testing.assert_allclose([event.value for event in points], losses, rtol=1e-6)
 
 
-@pytest.fixture(scope="module")
-def last_step(killed_run):
-    return jobs.saved_step(killed_run) + MORE_STEPS
-
-
-@pytest.fixture(scope="module")
-def uninterrupted_run(last_step, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("uninterrupted") / "run"
-    jobs.train_toy(directory, max_steps=last_step, **OPTIONS)
-    return directory
-
-
-@pytest.mark.parametrize("towers", [{}, dict(num_gpus=4, batch_size=4)])
-def test_a_killed_run_ends_as_an_uninterrupted_one(towers, killed_run, uninterrupted_run, last_step, tmp_path):
-    """With its variables, and with every step once in its log and in its curves; also with another tower count."""
-    run = tmp_path / "run"
-    shutil.copytree(killed_run, run)
-    assert jobs.train_toy(run, max_steps=last_step, **OPTIONS | towers).step == last_step
-    variables = jobs.variables(run, last_step)
-    assert_same = jobs.assert_close if towers else jobs.assert_identical
-    assert_same(variables, jobs.variables(uninterrupted_run, last_step))
-    assert (variables["global_step"], variables["examples_seen"]) == (last_step, last_step * 16)
-    records = jobs.metrics_but_times(run)
-    assert [record["step"] for record in records] == list(range(5, last_step + 1, 5))
-    assert towers or records == jobs.metrics_but_times(uninterrupted_run)
-    for name in ("examples_per_sec", "total_loss"):
-        points = jobs.events(run).Scalars(name)
-        assert [event.step for event in points] == list(range(5, last_step + 1, 5))
-    np.testing.assert_allclose([event.value for event in points], [record["loss"] for record in records], rtol=1e-6)
-
-
-def test_a_finished_run_started_again_is_left_as_it_is(toy_run, tmp_path, capsys):
-    directory = tmp_path / "run"
-    shutil.copytree(toy_run, directory)
-    (directory / "notes.txt").write_text("mine")
-    before = jobs.contents(directory)
-    curves = [(event.step, event.value) for event in jobs.events(directory).Scalars("total_loss")]
-    result = jobs.train_toy(directory, max_steps=40)
+def test_a_finished_run_started_again_is_left_as_it_is(run, capsys):
+    (run / "notes.txt").write_text("mine")
+    before = jobs.contents(run)
+    curves = [(event.step, event.value) for event in jobs.events(run).Scalars("total_loss")]
+    result = jobs.train_toy(run, max_steps=40)
     assert (result.step, result.loss) == (40, None)
     assert "Step 40 was reached before; nothing to do." in capsys.readouterr().out
-    after = jobs.contents(directory)
-    found, old = (json.loads(content.pop(directory / "result.json")) for content in (after, before))
-    assert found == old | {"started": found["started"]} and before.pop(directory / "run.json")
+    after = jobs.contents(run)
+    found, old = (json.loads(content.pop(run / "result.json")) for content in (after, before))
+    assert found == old | {"started": found["started"]} and before.pop(run / "run.json")
     assert before.items() <= after.items()
-    assert [(event.step, event.value) for event in jobs.events(directory).Scalars("total_loss")] == curves
+    assert [(event.step, event.value) for event in jobs.events(run).Scalars("total_loss")] == curves

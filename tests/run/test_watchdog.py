@@ -85,8 +85,7 @@ def test_each_stall_is_reported_once_and_after_its_time_only(capsys):
 
     def wait_for_looks():
         begin = len(looks)
-        while len(looks) < begin + 4:
-            time.sleep(0.01)
+        jobs.wait_for(lambda: len(looks) >= begin + 4)
 
     stalls, asked = [], []
     with StepWatchdog(0.1, {}, lambda *about: stalls.append(about), clock) as watchdog:

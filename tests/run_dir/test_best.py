@@ -128,6 +128,7 @@ def note(compared, step, value, mode="max"):
 
 def test_an_evaluation_of_a_step_that_was_lost_does_not_count_until_it_is_done_again(tmp_path):
     """The newest checkpoint may be damaged: the run resumes at the one before, of step 20."""
+    assert not best.Best(directory.RunDirectory(tmp_path), True, 80, 16).is_kept
     compared = best.Best(directory.RunDirectory(tmp_path), False, 80, 16)
     for step in (20, 25):
         note(compared, step, 0.5)

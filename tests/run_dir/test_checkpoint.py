@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import shutil
 
 import jobs
 import numpy as np
@@ -163,19 +162,18 @@ def test_only_what_interrupted_writes_left_is_removed(saved):
     assert jobs.contents(saved) == {path: content for path, content in before.items() if path.name not in left}
 
 
-def test_a_run_goes_on_from_before_the_damage_and_ends_as_if_there_were_none(toy_run, tmp_path, capsys):
-    shutil.copytree(toy_run, tmp_path / "run")
-    flip(tmp_path / "run" / f"model.ckpt-40.{DATA}", 100)
-    (tmp_path / "run" / "model.ckpt-60.index.tempstate1").write_text("x")
-    result = jobs.train_toy(tmp_path / "run", max_steps=40)
-    assert jobs.read_json(tmp_path / "run", "result.json")["seconds"] == result.seconds, "not of the start before"
+def test_a_run_goes_on_from_before_the_damage_and_ends_as_if_there_were_none(toy_run, run, capsys):
+    flip(run / f"model.ckpt-40.{DATA}", 100)
+    (run / "model.ckpt-60.index.tempstate1").write_text("x")
+    result = jobs.train_toy(run, max_steps=40)
+    assert jobs.read_json(run, "result.json")["seconds"] == result.seconds, "not of the start before"
     output = capsys.readouterr().out
     assert "(resumed at step 20)" in output
-    assert f"*** Checkpoint {tmp_path}/run/model.ckpt-40 is damaged (" in output
-    assert (tmp_path / "run" / f"damaged-model.ckpt-40.{DATA}").exists()
-    assert not (tmp_path / "run" / "model.ckpt-60.index.tempstate1").exists()
-    jobs.assert_identical(jobs.variables(tmp_path / "run"), jobs.variables(toy_run, 40))
-    assert jobs.metrics_but_times(tmp_path / "run") == jobs.metrics_but_times(toy_run)
+    assert f"*** Checkpoint {run}/model.ckpt-40 is damaged (" in output
+    assert (run / f"damaged-model.ckpt-40.{DATA}").exists()
+    assert not (run / "model.ckpt-60.index.tempstate1").exists()
+    jobs.assert_identical(jobs.variables(run), jobs.variables(toy_run, 40))
+    assert jobs.metrics_but_times(run) == jobs.metrics_but_times(toy_run)
 
 
 def test_a_list_that_cannot_be_corrected_is_one_line(saved, monkeypatch):

@@ -189,7 +189,7 @@ def test_a_value_of_a_wrong_type_is_one_line_with_the_file_and_the_field(name, f
     contents = {"run.json": run_dir.read("run.json"), "result.json": {"evaluation": EVALUATION}, "best.json": BEST}
     (run / name).write_text(json.dumps(changed(contents[name], field, value)))
     message = refusal(run_dir.read, name)
-    assert message.startswith(f"{run / name} cannot be read ({field}") and allowed in message
+    assert message.startswith(f"{run / name} cannot be read ({field} is ") and allowed in message
     before = jobs.contents(run)
     options = dict(max_steps=60, eval_every_steps=5, keep_best=True, eval_at_end=True)
     assert refusal(jobs.train_toy, run, **options) == message

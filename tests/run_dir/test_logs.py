@@ -1,6 +1,5 @@
 """The curves that TensorBoard draws are those of the run: its tags, steps and values, and no tower's."""
 
-import shutil
 import time
 
 import jobs
@@ -48,18 +47,17 @@ def test_the_graph_is_drawn_with_a_box_for_each_tower_layer_and_part_of_the_step
     assert [[dimension.size for dimension in shape.dim] for shape in outputs[0]] == [[5, 24, 24, 64]]
 
 
-def test_a_resume_neither_loses_nor_repeats_a_point(toy_run, tmp_path, monkeypatch):
+def test_a_resume_neither_loses_nor_repeats_a_point(run, monkeypatch):
     """Also not the point of the step it begins at, nor where the clock was set back between two starts."""
-    shutil.copytree(toy_run, tmp_path / "run")
     now, now_ns = time.time, time.time_ns
     for hours, max_steps in ((-1, 60), (-1, 60), (2, 80), (-300_000, 100)):  # the last to a time that has fewer digits
         monkeypatch.setattr(time, "time", lambda hours=hours: now() + 3600 * hours)
         monkeypatch.setattr(time, "time_ns", lambda hours=hours: now_ns() + 3600 * 10**9 * hours)
-        jobs.train_toy(tmp_path / "run", max_steps=max_steps, summary_every_steps=10)
-    curves = jobs.events(tmp_path / "run")
+        jobs.train_toy(run, max_steps=max_steps, summary_every_steps=10)
+    curves = jobs.events(run)
     for name in ("total_loss", "examples_per_sec"):
         assert [event.step for event in curves.Scalars(name)] == list(range(5, 101, 5))
-    paths = map(str, (tmp_path / "run").glob("events.out.*"))
+    paths = map(str, run.glob("events.out.*"))
     events = [event for path in paths for event in tf.compat.v1.train.summary_iterator(path)]
     assert sum(bool(event.graph_def) for event in events) == 1
     assert [event.step for event in curves.Histograms("hidden/weights")] == list(range(10, 101, 10))
