@@ -241,8 +241,8 @@ def is_caught(mutant: Mutant, tests: dict[str, float]) -> bool:
 
     Args:
       mutant: the bug.
-      tests: those that execute its line, with the seconds that each takes. Where there is none, as other processes
-        execute it, all of the room run.
+      tests: those that execute its line, with the seconds that each takes. If these pass all of the room run, as
+        processes of theirs may execute it.
     """
     original = (_copy / mutant.path).read_bytes()
     room = next((f"tests/{part}/" for part in mutant.path.parent.parts if (ROOT / "tests" / part).is_dir()), "tests/")
@@ -250,7 +250,7 @@ def is_caught(mutant: Mutant, tests: dict[str, float]) -> bool:
     far = sorted(tests.keys() - set(near), key=tests.get)
     secs = itertools.accumulate(map(tests.get, far))
     far = [test for test, until in zip(far, secs, strict=True) if until < _FAR_SECS]
-    for group in filter(None, (near, far) if tests else ([room],)):
+    for group in filter(None, (near, far, [room])):
         (_copy / mutant.path).write_bytes(changed(mutant))
         shutil.rmtree(_copy / ".pytest_cache", ignore_errors=True)
         failed = not passes(*group)
