@@ -33,15 +33,10 @@ class ForkedPopen(forked.Process):
 
 
 @contextlib.contextmanager
-def forking(is_forked=lambda words: True):
-    """Lets the benchmark fork the processes of its sides within this block. is_forked: of a process's words, whether to
-    fork it; others are started."""
-
-    def start(words, **options):
-        return (ForkedPopen if is_forked(words) else subprocess.Popen)(words, **options)
-
+def forking():
+    """Lets the benchmark fork the processes of its sides within this block."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measure, "subprocess", types.SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
+        patch.setattr(measure, "subprocess", types.SimpleNamespace(Popen=ForkedPopen, PIPE=subprocess.PIPE))
         yield
 
 

@@ -158,8 +158,9 @@ def run_file_start(draw, folder):
     """A command on a run of which some file is not what was written."""
     files = [each for each in sorted((folder / "run").rglob("*")) if each.is_file()]
     done = [f"{path.name}: {change(draw, path)}" for path in draw.sample(files, draw.randint(1, 2))]
+    toy = jobs.TOY | dict(workload="toy_workload", max_steps=44, keep_best="true", eval_every_steps=20)
     module, words = draw.choice([
-        ("tower_train", jobs.toy_flags("run", max_steps=44, keep_best="true", eval_every_steps=20)),
+        ("tower_train", jobs.flags(train_dir="run", **toy)),
         ("tower_train.evaluate", ["--train_dir=run"]),
         ("tower_train.evaluate", ["--train_dir=run", "--best"]),
         ("tower_train.export", ["--train_dir=run"]),

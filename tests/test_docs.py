@@ -66,8 +66,7 @@ def files(tmp_path, monkeypatch):
         points = rng.normal(labels[:, np.newaxis], 1.0, [300, 2]).astype(np.float32)
         np.save(f"{split}-points.npy", points)
         np.save(f"{split}-labels.npy", labels)
-        rows = [f"{x},{y},{label}\n" for (x, y), label in zip(points, labels, strict=True)]
-        (tmp_path / f"{split}.csv").write_text("".join(rows))
+        np.savetxt(f"{split}.csv", np.column_stack([points, labels]), "%g", ",")
         for part in range(2):
             with tf.io.TFRecordWriter(f"{split}-{part}.tfrecord") as writer:
                 for point, label in zip(points[part::2], labels[part::2], strict=True):
@@ -130,13 +129,8 @@ def place(tmp_path, monkeypatch, cifar10_dir):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
-    names = [
-        f"OCT2017/{split}/{kind}/{i}.jpeg"
-        for split in ("train", "val", "test")
-        for kind in ("CNV", "DME")
-        for i in (1, 2)
-    ]
-    for name in [*names, "cat.jpg", "dog.png"]:
+    folders = [f"OCT2017/{split}/{kind}" for split in ("train", "val", "test") for kind in ("CNV", "DME")]
+    for name in [*(f"{folder}/{i}.jpeg" for folder in folders for i in (1, 2)), "cat.jpg", "dog.png"]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 256, [32, 32, 3], np.uint8)).save(name)
     (tmp_path / "fashion").mkdir()
@@ -150,9 +144,7 @@ def smaller(words, places):
     if words[0] == "tower_train":
         changed = {"max_steps": 1, "batch_size": 2, "epochs": None, "eval_at_end": False, "check_towers": "never"}
         changed |= {"num_gpus": 2} if "num_gpus" in given else {}
-        changed["log_every_steps"] = 1
-        if "--keep_best" in words:
-            changed["eval_every_steps"] = 1
+        changed |= {"log_every_steps": 1} | ({"eval_every_steps": 1} if "--keep_best" in words else {})
     elif words[0] == "tower_train.benchmark":
         changed = {"rounds": 1, "seconds": 0.05, "batch_size": 8, "out": "out"}
         changed |= {"quick": None, "towers": 1, "systems": given.get("systems", "port").partition(",")[0]}
@@ -192,13 +184,12 @@ def test_commands_succeed_one_after_the_other(page, place, command):
 
 
 @pytest.mark.parametrize("line", sorted({line for page in PAGES for line in commands(page) if is_benchmark(line)}))
-def test_benchmarks_succeed(line, place, command, monkeypatch):
+def test_benchmarks_succeed(line, place, command):
     """Those of larger networks are read only: tests/cifar10/test_rivals.py trains their sides."""
     whole = shlex.split(line)[2:]
     if command_line.parse(whole, BenchmarkOptions, "").model:
         return
     name, *words = smaller(whole, place)
-    monkeypatch.setenv("PYTHONPATH", str(jobs.ROOT))  # of processes that are not forked
     with sides.forking():
         status, _, stderr = command(importlib.import_module(name), *words)
     assert status == 0, stderr

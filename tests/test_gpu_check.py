@@ -5,8 +5,6 @@ import subprocess
 import sys
 
 import jobs
-import pytest
-from gpu_checks import trials
 
 
 def check(folder, *words, python=sys.executable):
@@ -37,18 +35,3 @@ def test_sections_that_fail_or_crash_are_lines_and_not_the_end(tmp_path):
     assert lines[3] == "== fronts" and lines[-1].startswith("FAILED: status 134 (")
     assert check(tmp_path, "engine") == (2, f"{jobs.ROOT}/scripts/gpu_check: error: engine: give --out=DIR, "
                                             "--minutes=N, machine, towers, runs or fronts.\n")  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [("Disabled, 100|[N/A], 200", [100, 200]), ("Disabled, [N/A]|Disabled, 9", None), ("Disabled, 9", None),
-     ("Enabled, 9|Disabled, 9", None)],
-)  # fmt: skip
-def test_nvidia_smi_counts_where_it_tells_the_memory_of_just_these_gpus(rows, expected, tmp_path, monkeypatch):
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\n" + "".join(f"echo '{row}'\n" for row in rows.split("|")))
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    monkeypatch.setattr(trials, "gpus", lambda: ["one", "another"])
-    assert trials.megabytes("memory.used") == expected

@@ -20,13 +20,7 @@ v1 = tf.compat.v1
 COUNT = 20
 
 
-@pytest.fixture
-def calls():
-    return []
-
-
-@pytest.fixture
-def workload(calls):
+def centred(calls):
     """The toy workload on features whose mean over the first 20 examples is taken off; `calls` gets (features, labels)
     each time that mean is computed."""
 
@@ -56,10 +50,11 @@ def workload(calls):
     ],
     ids=str,
 )
-def test_it_is_what_numpy_makes_of_the_first_training_examples(workload, calls, options):
+def test_it_is_what_numpy_makes_of_the_first_training_examples(options):
     """Computed once, whatever the towers, copies and threads; the moving average begins with it."""
     examples, (features, labels) = toy_workload.load(DataRequest("train")), element_workloads.arrays("train")
-    _, variables = trainings.train(workload, examples, 0, batch_size=8, learning_rate=0.1, ema=0.9, **options)
+    options = options | dict(batch_size=8, learning_rate=0.1, ema=0.9)
+    _, variables = trainings.train(centred(calls := []), examples, 0, **options)
     [(found_features, found_labels)] = calls
     np.testing.assert_array_equal(found_features, features[:COUNT])
     np.testing.assert_array_equal(found_labels, labels[:COUNT])
@@ -70,29 +65,21 @@ def test_it_is_what_numpy_makes_of_the_first_training_examples(workload, calls, 
 def test_one_thread_is_enough():
     """In a process of its own, since the first session of a process makes the threads of all."""
     program = """
-import trainings, toy_workload, tensorflow as tf
-from tower_train import Workload, initializers
+import test_initializers, toy_workload, trainings
 from tower_train.workload import DataRequest
-
-def inference_for(examples):
-    initial = initializers.FromExamples(examples, 20, lambda features, labels: features.mean(axis=0))
-    return lambda features, training: features * tf.compat.v1.get_variable("center", [4], features.dtype, initial)
-
 examples = toy_workload.load(DataRequest("train"))
-print(*trainings.train(Workload("one", None, None, inference_for=inference_for), examples, 1, num_gpus=1))
+print(*trainings.train(test_initializers.centred([]), examples, 1, num_gpus=1))
 """
     found = jobs.command("-c", program, TF_NUM_INTRAOP_THREADS="1", TF_NUM_INTEROP_THREADS="1")
     assert found.returncode == 0 and "center" in found.stdout, found.stderr
 
 
-def test_what_a_checkpoint_lacks_begins_with_it_and_nothing_is_computed_to_resume_evaluate_or_export(
-    workload, calls, tmp_path
-):
+def test_what_a_checkpoint_lacks_begins_with_it_and_nothing_is_computed_to_resume_evaluate_or_export(tmp_path):
     """The rest is restored, and the SavedModel holds no Python function."""
+    workload = centred(calls := [])
     options = jobs.TOY | dict(train_dir=str(tmp_path / "run"), override=True, learning_rate=1e-30)
     tower_train.train(dataclasses.replace(toy_workload.WORKLOAD, name="centred"), Config(max_steps=5, **options))
     before = jobs.variables(tmp_path / "run")
-    assert not calls
     for steps in (6, 7):
         tower_train.train(workload, Config(max_steps=steps, eval_every_steps=1, **options))
     after, (features, _) = jobs.variables(tmp_path / "run"), element_workloads.arrays("train")

@@ -1,6 +1,7 @@
 """A workload is found by its import path, but not in the directory of a run, which is data. Its own options are on the
 command line, in run.json, on resuming and in evaluation."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -10,11 +11,13 @@ import element_workloads
 import jobs
 import numpy as np
 import pytest
+import toy_workload
 
 import tower_train
-from tower_train import EvaluateOptions, __main__, errors, evaluate_run, workload
+from tower_train import EvaluateOptions, Workload, __main__, errors, evaluate_run, workload
 from tower_train.config import Config, ExportOptions
 from tower_train.inference import saved_model, serving
+from tower_train.options import DATA, Options, option
 
 
 @pytest.fixture
@@ -57,13 +60,11 @@ EVIL = "import pathlib\npathlib.Path({marker!r}).write_text('executed')\nfrom to
 
 @pytest.fixture
 def evil(toy_run, tmp_path, monkeypatch):
-    """A copy of a run whose run.json names the workload `evil`. After the test Python knows nothing of it any more."""
+    """A copy of a run whose run.json names the workload `evil`."""
     shutil.copytree(toy_run, tmp_path / "run")
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     name(tmp_path / "run", "evil")
-    yield tmp_path / "run"
-    for module in [module for module in sys.modules if module.partition(".")[0] == "evil"]:
-        del sys.modules[module]
+    return tmp_path / "run"
 
 
 def name(run, path):
@@ -88,7 +89,7 @@ WAYS = {  # {name: (the workload, modules, links, the current directory, the tra
 
 @pytest.mark.parametrize(("path", "modules", "links", "current", "train_dir"), WAYS.values(), ids=WAYS)
 def test_nothing_in_a_run_is_executed(path, modules, links, current, train_dir, evil, tmp_path, monkeypatch):
-    """In evaluation, prediction and export."""
+    """In evaluation, prediction, export and training, also before the first file of the run."""
     name(evil, path)
     for module in modules:
         put(tmp_path / module, tmp_path / "marker")
@@ -100,10 +101,14 @@ def test_nothing_in_a_run_is_executed(path, modules, links, current, train_dir, 
         lambda: list(evaluate_run(EvaluateOptions(train_dir=train_dir, workload=path))),
         lambda: serving.open_run(ExportOptions(train_dir=train_dir)),
         lambda: saved_model.export(ExportOptions(train_dir=train_dir), tmp_path / "export"),
+        lambda: __main__.main(["tower_train", f"--train_dir={train_dir}", f"--workload={path}"]),
     ]
     for use in uses:
         with pytest.raises(errors.RunError, match=f"--workload={path} is .*which lies in the run"):
             use()
+    (evil / "run.json").unlink()
+    with pytest.raises(errors.RunError, match="which lies in the run"):
+        uses[-1]()
     assert not (tmp_path / "marker").exists()
 
 
@@ -117,65 +122,40 @@ def test_training_does_not_import_what_a_run_names(evil, cifar10_dir, tmp_path, 
     assert not (tmp_path / "marker").exists()
 
 
-@pytest.mark.parametrize("run_has_begun", [False, True])
-def test_training_imports_nothing_from_its_train_dir(run_has_begun, evil, tmp_path, monkeypatch, refusal):
-    put(evil / "evil.py", tmp_path / "marker")
-    if not run_has_begun:
-        (evil / "run.json").unlink()
-    monkeypatch.chdir(evil)
-    line = refusal(__main__, "--train_dir=.", "--workload=evil")
-    assert f"--workload=evil is {evil}/evil.py, which lies in the run .. " in line
-    assert not (tmp_path / "marker").exists()
-
-
-MODULE = """
-import dataclasses
-
-import toy_workload
-from tower_train import Workload
-from tower_train.options import DATA, Options, option
-
-
 @dataclasses.dataclass(frozen=True)
 class ToyOptions(Options):
     shift: float = option(0.0, "added to every feature", DATA, allowed="at least 0", resume="same")
     loud: bool = option(False, "changes nothing", DATA)
 
 
-def make(options):
+@dataclasses.dataclass(frozen=True)
+class GreedyOptions(Options):
+    seed: int = option(0, "another one is the trainer's", DATA)
+
+
+def configured(options):
     def network(features, training):
         return toy_workload.network(features + options.shift, training)
 
+    recipe = {"learning_rate": 0.02, "epochs": 3.0, "batch_size": 4}
+    recipe |= {"learning_rate": 0.5, "batch_size": 2} if options.shift == 9 else {}
     recipes = {"far": {"shift": 9.0}, "near": {"shift": 0.5}}
-    recipe = {recipe} | ({"learning_rate": 0.5, "batch_size": 2} if options.shift == 9 else {})
-    return Workload("optional", toy_workload.load, network, options=options, configure=make, recipe=recipe,
-                    recipes=recipes)
+    return Workload("optional", toy_workload.load, network, options=options, configure=configured, recipe=recipe,
+                    recipes=recipes)  # fmt: skip
 
 
-WORKLOAD = make(ToyOptions())
-"""
+OPTIONAL = configured(ToyOptions())
+GREEDY = Workload("greedy", None, None, options=GreedyOptions(), configure=lambda options: GREEDY)
 
 
-@pytest.fixture(scope="module")
-def with_options(tmp_path_factory):
-    """A folder with workloads that have options: `optional_toy`, and `greedy_toy`, one of which is the trainer's."""
-    folder = tmp_path_factory.mktemp("modules")
-    recipe = "{'learning_rate': 0.02, 'epochs': 3.0, 'batch_size': 4}"
-    (folder / "optional_toy.py").write_text(MODULE.replace("{recipe}", recipe))
-    (folder / "greedy_toy.py").write_text(MODULE.replace("{recipe}", "{}").replace("shift", "seed"))
-    return folder
+def parse(*words):
+    return __main__.parse(["program", f"--workload={__name__}:OPTIONAL", *words])
 
 
-@pytest.fixture
-def parse(with_options, monkeypatch):
-    monkeypatch.syspath_prepend(str(with_options))
-    return lambda *words: __main__.parse(["program", "--workload=optional_toy", *words])
-
-
-def test_a_workloads_options_stand_beside_the_trainers_in_any_order(parse):
+def test_a_workloads_options_stand_beside_the_trainers_in_any_order():
     config, options = parse("--shift", "1.5", "--seed=3", "--noloud", "--num_gpus", "2")
     assert options == {"shift": 1.5, "loud": False}
-    assert (config.seed, config.num_gpus, config.workload) == (3, 2, "optional_toy")
+    assert (config.seed, config.num_gpus) == (3, 2)
 
 
 @pytest.mark.parametrize(("words", "text"), [
@@ -185,15 +165,15 @@ def test_a_workloads_options_stand_beside_the_trainers_in_any_order(parse):
     (["--recipe=fra"], "--recipe=fra: workload optional has the recipes far, near."),
     (["--recipe=far", "--shift=1"], "--recipe=far and --shift=1.0 exclude each other: the recipe has --shift=9.0."),
     (["--workload=toy_workload", "--recipe=far"], "--recipe=far: workload toy has no recipes."),
-    (["--workload=greedy_toy"], "--workload=greedy_toy has an option --seed, as the trainer has"),
+    ([f"--workload={__name__}:GREEDY"], f"--workload={__name__}:GREEDY has an option --seed, as the trainer has"),
 ])  # fmt: skip
-def test_mistakes_are_told_as_those_in_the_trainers_options(parse, words, text):
+def test_mistakes_are_told_as_those_in_the_trainers_options(words, text):
     with pytest.raises(errors.ConfigError) as raised:
         parse(*words)
     assert str(raised.value).startswith(text)
 
 
-def test_a_recipe_is_the_options_it_names_with_all_that_suits_them(parse):
+def test_a_recipe_is_the_options_it_names_with_all_that_suits_them():
     """Beside what the command line gives."""
     assert parse("--recipe=far", "--num_gpus=2") == parse("--shift=9", "--num_gpus=2")
     config, options = parse("--recipe=far")
@@ -205,7 +185,7 @@ def test_a_recipe_is_the_options_it_names_with_all_that_suits_them(parse):
 
 
 @pytest.mark.parametrize(("words", "rate"), [([], "0.02"), (["--shift=9"], "0.5"), (["--recipe=far"], "0.5")])
-def test_help_shows_the_values_of_the_recipe(parse, capsys, words, rate):
+def test_help_shows_the_values_of_the_recipe(capsys, words, rate):
     with pytest.raises(SystemExit):
         parse("--help", *words)
     shown = capsys.readouterr().out
@@ -215,13 +195,12 @@ def test_help_shows_the_values_of_the_recipe(parse, capsys, words, rate):
     assert text.endswith("[2]" if rate == "0.5" else "[4]") and "(128)" not in text
 
 
-def test_a_run_keeps_its_options_and_evaluation_uses_them(with_options, tmp_path, monkeypatch):
+def test_a_run_keeps_its_options_and_evaluation_uses_them(tmp_path):
     """Another value is refused on resuming, or free, as they say."""
-    monkeypatch.syspath_prepend(str(with_options))
 
     def train(steps, **options):
         config = Config(train_dir=str(tmp_path), num_gpus=2, max_steps=steps, batch_size=4, learning_rate=0.02)
-        return tower_train.train("optional_toy", config, workload_options=options)
+        return tower_train.train(f"{__name__}:OPTIONAL", config, workload_options=options)
 
     train(5, shift=2.0)
     assert jobs.read_json(tmp_path, "run.json")["workload_options"] == {"shift": 2.0, "loud": False}

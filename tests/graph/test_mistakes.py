@@ -84,7 +84,7 @@ NETWORKS = {  # {what: (network, options, words of the GraphError)}
     "tf.Variable without a name": (lambda x: x @ tf.Variable(tf.ones([4, 3])), TWO, "create a variable without a name"),
     "tf.Variable, mirrored": (got_elsewhere, MIRRORED, "scale cannot be mirrored: .* --variable_update=cpu"),
     "other statistics": (noted_again, TWO, "alike: b/moving_mean, b/moving_variance, a/moving_mean, a/mov"),
-    "a loss that is collected only": (forgotten, {}, "^penalty .* is in .*LOSSES, but not part of"),
+    "a loss that is collected only": (forgotten, {}, r"^penalty \(test_mistakes.py:\d+\) is in .*LOSSES, but not part"),
     "a factor of 0": (in_group(rate_factor=0.0), {}, "rate_factor=0.0, until_epoch=inf"),
     "a factor of NaN": (in_group(rate_factor=float("nan")), {}, "rate_factor=nan"),
     "an infinite factor": (in_group(rate_factor=float("inf")), {}, "rate_factor=inf"),

@@ -2,11 +2,11 @@
 wherever a run is resumed; GPUs augment where the workload says so, with the same results."""
 
 import dataclasses
-import time
 
 import element_workloads
 import numpy as np
 import pytest
+import slow_input
 import tensorflow as tf
 import toy_workload
 import trainings
@@ -132,20 +132,17 @@ def test_a_step_that_is_not_of_the_batch_in_place_is_refused(staging):
         assert session.run(tf.compat.v1.train.get_global_step(built.graph)) == before.step
 
 
-def asleep(tensor):
-    slept = tf.numpy_function(lambda values: time.sleep(0.15) or values, [tensor], tensor.dtype)
-    return tf.ensure_shape(slept, tensor.shape)
-
-
 @pytest.mark.parametrize("is_staged", [False, True])
 def test_a_step_tells_how_long_it_waited_for_its_input_but_not_what_came_while_it_computed(is_staged, monkeypatch):
     monkeypatch.setattr(transfer, "are_gpus", lambda devices: is_staged)
-    examples = dataclasses.replace(toy_workload.load(DataRequest("train")), parallel_steps=1)
-    slow_input = dataclasses.replace(TOY, augment=lambda features, draws: asleep(features))
-    slow = dataclasses.replace(slow_input, inference=lambda x, training: toy_workload.network(asleep(x), training))
+
+    def slow_network(features, training):
+        return toy_workload.network(slow_input.slowly(features), training)
+
     waited = []
-    for workload in (slow_input, slow):
-        with trainings.opened(workload, examples, batch_size=8) as (built, session):
+    for inference in (toy_workload.network, slow_network):
+        workload = dataclasses.replace(slow_input.WORKLOAD, inference=inference)
+        with trainings.opened(workload, workload.examples(DataRequest("train")), batch_size=8) as (built, session):
             waited.append([session.run(built.report).input_secs for _ in range(3)])
     assert max(waited[0]) > 0.05 > min(waited[1]) >= 0
 
