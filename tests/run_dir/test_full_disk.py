@@ -85,10 +85,9 @@ def test_no_save_is_made_in_a_train_dir_that_was_taken_away_until_it_is_back(und
     actions = {12: lambda _: run.rename(away), 22: lambda _: (shutil.rmtree(run, ignore_errors=True), away.rename(run))}
     result = jobs.train_toy(run, [jobs.At(actions)], max_steps=40, **EVERY)
     assert (result.step, result.failed_saves) == (40, 1)
-    assert "*** Failed save number 1: the checkpoint of step 20 could not be saved (" in (
-        out := capsys.readouterr().out
-    )
-    assert "was deleted or moved; move it back" in out
+    told = capsys.readouterr().out
+    assert "*** Failed save number 1: the checkpoint of step 20 could not be saved (" in told
+    assert "was deleted or moved; move it back" in told
     assert jobs.saved_steps(run) == [10, 30, 40]
     jobs.assert_identical(jobs.variables(run, 40), jobs.variables(undisturbed, 40))
 

@@ -60,15 +60,7 @@ def train(
         itself. With elastic also: the run goes on with another number of workers.
       UserError: another error that the user can correct; the message says how.
     """
-    if isinstance(workload, str):
-        path, workload = workload, load(workload, config.train_dir)
-    else:
-        path = messages.import_path(workload)
-    workload = workload.with_options(workload_options or {})
-    workload.check_dataset(config.dataset)
-    task = find_task(config.worker_hosts, config.task_index)
-    hosts, index = (None, None) if task.is_alone else (",".join(task.hosts), task.index)
-    config = dataclasses.replace(config, worker_hosts=hosts, task_index=index)
+    path, workload, config, task = _resolved(workload, config, workload_options or {})
     run_dir = directory.RunDirectory(config.train_dir or f"runs/{workload.name}-{time.strftime('%Y%m%d-%H%M%S')}")
     run_dir.check_files()
     devices.refuse_xla_flags()
@@ -94,6 +86,21 @@ def train(
     if result.reason is StopReason.RESIZED:
         raise membership.resized()
     return result
+
+
+def _resolved(
+    workload: Workload | str, config: Config, workload_options: Mapping[str, Any]
+) -> tuple[str, Workload, Config, Task]:
+    """Returns the import path of the workload; workload and config with all that is known; the task of this process."""
+    if isinstance(workload, str):
+        path, workload = workload, load(workload, config.train_dir)
+    else:
+        path = messages.import_path(workload)
+    workload = workload.with_options(workload_options)
+    workload.check_dataset(config.dataset)
+    task = find_task(config.worker_hosts, config.task_index)
+    hosts, index = (None, None) if task.is_alone else (",".join(task.hosts), task.index)
+    return path, workload, dataclasses.replace(config, worker_hosts=hosts, task_index=index), task
 
 
 def _join(task: Task, config: Config, leave_at_once: Callable[[errors.WorkerError], None]) -> Membership:
