@@ -15,6 +15,7 @@ import tower_train
 from tower_train import Config, errors, horovod
 from tower_train.cluster.task import Policy, Task
 from tower_train.fronts import distributed, program
+from tower_train.fronts.lockstep import exchange
 from tower_train.graph import collectives, devices
 from tower_train.graph.collectives import Keys
 
@@ -81,6 +82,14 @@ def test_a_worker_tells_for_how_long_it_has_waited_for_which_mean(alone, monkeyp
     alone._watch(0.0)
     [(means, seconds)] = said
     assert means == 2 and seconds > 0
+
+
+def test_the_sums_of_keras_workers_count_as_gradients_that_wait_for_their_means(alone, monkeypatch):
+    seen = []
+    note = lambda values: seen.append(list(alone.counts)) or values  # noqa: E731
+    monkeypatch.setattr(collectives, "reduce", lambda fed, *_: tf.numpy_function(note, [fed], fed.dtype))
+    exchange.Workers(alone).sum_arrays([np.ones(2), np.ones(3)])
+    assert (seen, alone.counts) == ([[1, 0]], [1, 1])
 
 
 def test_mistakes_are_said_in_one_line(alone, monkeypatch):

@@ -1,5 +1,7 @@
 """keras_network: what Keras computes, by the towers' rules."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -81,8 +83,8 @@ def with_tables():
     hashed = keras.layers.Hashing(5, salt=7)(words)
     vectors = keras.layers.TextVectorization(vocabulary=["the", "cat", "dog"], output_sequence_length=2)(words)
     found = [keras.layers.Flatten()(keras.layers.Embedding(6, 2)(ids)) for ids in (known, hashed, vectors)]
+    found[2] = keras.layers.Dropout(0.5)(found[2])
     scaled = keras.layers.concatenate(found) * keras.ops.arange(0.5, 4.5, 0.5)  # an eager tensor
-    scaled = keras.layers.Dropout(0.5)(scaled)
     last = keras.layers.Dense(CLASSES)
     last.operations = ["of a user"]  # Keras' own models have an attribute of this name
     return keras.Model(words, last(scaled))
@@ -240,10 +242,24 @@ def with_axis():
     return keras.Sequential([keras.Input([SIZE, SIZE, 2]), norm, keras.layers.Flatten(), keras.layers.Dense(CLASSES)])
 
 
+def ending_in(*before):
+    """A network of layers before a dense one, of flat images."""
+    inputs = [keras.Input([SIZE, SIZE, 2]), keras.layers.Flatten()]
+    return lambda: keras.Sequential([*inputs, *(make() for make in before), keras.layers.Dense(CLASSES)])
+
+
+def of_gamma():
+    return keras.layers.Lambda(lambda x: x + keras.random.gamma(keras.ops.shape(x), 1.0, seed=GENERATOR, dtype=x.dtype))
+
+
+SYNCHRONIZED = functools.partial(keras.layers.BatchNormalization, synchronized=True)
+GENERATOR = keras.random.SeedGenerator(3)  # of no layer
+
+
 def within(block):
     def make():
         with block():
-            return keras.Sequential([keras.Input([SIZE, SIZE, 2]), keras.layers.Flatten(), keras.layers.Dense(CLASSES)])
+            return ending_in()()
 
     return make
 
@@ -261,11 +277,20 @@ def within(block):
         (lambda: None, {}, r"build\(\) returned None"),
         (with_activity_regularizer, {}, "add to the loss"),
         (with_axis, dict(sync_batch_norm=True), "--sync_batch_norm: workload .* has no"),
+        (ending_in(SYNCHRONIZED), {}, "batch_normalization has synchronized=True. Give --sync_batch_norm too"),
+        (ending_in(of_gamma), {}, "draws by keras.random.gamma from a SeedGenerator that belongs to none of its layer"),
     ],
 )
 def test_what_towers_cannot_do_is_refused(examples, make, options, text):
     with pytest.raises(errors.UserError, match=text):
         train(examples, make, 0, **options)
+
+
+def test_synchronized_layers_train_with_the_option(examples):
+    one = train(examples, ending_in(SYNCHRONIZED), 3, sync_batch_norm=True)
+    trainings.assert_same(
+        train(examples, ending_in(SYNCHRONIZED), 3, sync_batch_norm=True, num_gpus=2, batch_size=4), one
+    )
 
 
 def test_statistics_of_other_axes_are_the_mean_over_towers(examples):

@@ -184,6 +184,16 @@ class TestMisuse:
         with pytest.raises(ConfigError, match="Own defines its own train_step"):
             tower_train.multi_gpu_model(Own(), gpus=2)
 
+    @pytest.mark.parametrize(("name", "layer"), [
+        ("stateful", lambda: layers.SimpleRNN(3, stateful=True)),
+        ("synchronized", lambda: layers.BatchNormalization(synchronized=True)),
+    ])  # fmt: skip
+    def test_layers_that_go_over_batches_are_refused_but_by_one_tower(self, name, layer):
+        model = keras.Sequential([keras.Input(batch_shape=[4, 2, 4]), layer()])
+        with pytest.raises(ConfigError, match=f"{model.layers[0].name} has {name}=True, and a tower sees its part of"):
+            tower_train.multi_gpu_model(model, gpus=2)
+        assert tower_train.multi_gpu_model(model, gpus=1).towers == ("/cpu:0",)
+
     def test_what_is_no_model_and_another_strategy_and_eager_steps(self):
         with pytest.raises(ConfigError, match="got a Dense"):
             tower_train.multi_gpu_model(layers.Dense(3), gpus=2)

@@ -105,9 +105,14 @@ class _Network:
             shape = [sizes[i] if size is None else size for i, size in enumerate(shape)]
         is_known = kind in ("uniform", "normal", "randint") or kind == "dropout" and shape is not None
         each = draws.rows_each(shape) if is_known and draws and not isinstance(seed, int) else 0
-        if each == 0:  # of rows that are no examples, or the same each time
-            return function(**given)
         layer = self._generators.get(id(getattr(seed, "state", None)), "keras")
+        if each == 0:  # of rows that are no examples, or the same each time
+            if isinstance(seed, keras.random.SeedGenerator) and layer == "keras":
+                raise errors.GraphError(
+                    f"keras_network: {self._model.name} draws by keras.random.{kind} from a SeedGenerator that belongs "
+                    "to none of its layers. Make it an attribute of the layer."
+                )
+            return function(**given)
         if kind == "dropout":
             return draws.dropout(layer, given["inputs"], given["rate"], given["noise_shape"], each)
         dtype = given["dtype"] or keras.config.floatx()
@@ -157,10 +162,13 @@ class _Network:
         """Replaces the layer's `call`, by the towers' rules."""
         if mask is not None:
             raise errors.GraphError(f"keras_network: {layer.name} gets a mask, which towers cannot normalise by.")
+        tower = context.current()
+        if layer.synchronized and tower.statistics is not None and not tower.synchronized_towers:
+            raise errors.ConfigError(f"keras_network: {layer.name} has synchronized=True. Give --sync_batch_norm too.")
         mean, variance = (self._in_graph[id(v)] for v in (layer.moving_mean, layer.moving_variance))
         gamma = self._in_graph[id(layer.gamma)] if layer.scale else tf.ones(mean.shape, mean.dtype)
         beta = self._in_graph[id(layer.beta)] if layer.center else tf.zeros(mean.shape, mean.dtype)
-        training = bool(training) and layer.trainable and not context.current().frozen
+        training = bool(training) and layer.trainable and not tower.frozen
         return normalize(inputs, training, gamma, beta, mean, variance, layer.momentum, layer.epsilon)
 
 

@@ -48,8 +48,15 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
         if not variable.value.device.endswith("CPU:0"):
             with tf.device(HOST):
                 compat.set_storage(variable, variable.numpy())
-    merge_device = HOST if cpu_merge else placed.towers[0]
-    return TowerModel(model, placed.towers, merge_device, exchange.find())
+    merge_device, workers = HOST if cpu_merge else placed.towers[0], exchange.find()
+    for layer in compat.sublayers(model) if len(placed.towers) * workers.size > 1 else ():
+        for name in ("stateful", "synchronized"):
+            if getattr(layer, name, False):
+                raise errors.ConfigError(
+                    f"multi_gpu_model: {layer.name} has {name}=True, and a tower sees its part of a batch only. Leave "
+                    "that out, or train on one device: gpus=1."
+                )
+    return TowerModel(model, placed.towers, merge_device, workers)
 
 
 def _refuse_own_steps(model) -> None:

@@ -19,9 +19,10 @@ from tower_train.normalization import mean_over_towers
 _LIBRARIES = ("tensorflow", "keras", "tf_keras", "tf_slim")
 
 
-def is_in(graph: tf.Graph, tower_batch: int) -> bool:
-    """Returns whether tower 0 of a graph may compute moments over its batch."""
-    return any(op.name.startswith("tower_0/") and is_over_batch(op, tower_batch) for op in graph.get_operations())
+def first_in(graph: tf.Graph, batch: int | None = None) -> tf.Operation | None:
+    """Returns the first operation of tower 0 that may compute moments over its batch, of this size if it is known."""
+    of_tower = (op for op in graph.get_operations() if op.name.startswith("tower_0/"))
+    return next((op for op in of_tower if is_over_batch(op, batch)), None)
 
 
 def is_over_batch(op: tf.Operation, batch: int | None = None) -> bool:

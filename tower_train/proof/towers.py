@@ -118,7 +118,7 @@ def compare_towers(workload: Workload, examples: Examples, config: Config, graph
     began = time.perf_counter()
     is_large = _is_large(graph)
     steps = 2 if is_large else 3
-    has_moments = normalization.is_in(graph.graph, graph.layout.tower_batch)
+    has_moments = normalization.first_in(graph.graph, graph.layout.tower_batch) is not None
     normalizes = graph.compared.normalizes or has_moments
     # Batch statistics of two examples magnify roundings beyond measure.
     each = min((2 if workload.mix else 1) if is_large and not normalizes else EACH, graph.layout.tower_batch)
