@@ -10,6 +10,7 @@ import trainings
 
 from tower_train import Examples, errors, layers
 from tower_train.data import tf_data
+from tower_train.graph import random_state
 from tower_train.workload import DataRequest
 
 v1 = tf.compat.v1
@@ -75,6 +76,12 @@ def pooled(x, seed=0):
     return tf.nn.fractional_max_pool(tf.tile(x, [1, 2])[:, :, None, None], [1, 2, 1, 1], seed=seed)[0][:, :, 0, 0]
 
 
+def recurrent(dropout):
+    state = tf.zeros([1, 8, 4])
+    return tf.raw_ops.CudnnRNNV3(input=tf.ones([5, 8, 4]), input_h=state, input_c=state, params=tf.ones([160]),
+                                 sequence_lengths=[5] * 8, dropout=dropout).output  # fmt: skip
+
+
 NETWORKS = {  # {what: (network, options, words of the GraphError)}
     "a second layer of a name": (lambda x: weights(x) + weights(x), {}, "^w exists already: a second layer would"),
     "another variable later": (later, TWO, "^tower_1 would create the variable 'layer_2'"),
@@ -131,6 +138,7 @@ NETWORKS = {  # {what: (network, options, words of the GraphError)}
         lambda x: weights(x + tf.cast(tf.random.categorical(x, 1), x.dtype)), {}, r"\(Multinomial, .* Use .*random_u",
     ),
     "a pool": (lambda x: weights(pooled(x)), {}, "FractionalMaxPool"),
+    "cuDNN's": (drawing(lambda: recurrent(0.5)), {}, "CudnnRNNV3"),
     "a generator": (lambda x: weights(x + tf.random.Generator.from_seed(1).normal([8, 4])), {}, "RngReadAndSkip"),
 }  # fmt: skip
 
@@ -150,6 +158,8 @@ def test_what_is_traced_once_in_one_tower_and_stateless_numbers_are_allowed():
 
     dropped = traced()
     trainings.train(dataclasses.replace(TOY, inference=network), EXAMPLES, 0)
+    with tf.Graph().as_default():
+        assert [*random_state.find([recurrent(0.0).op])] == []
 
 
 def with_labels(labels, **fields):

@@ -49,6 +49,8 @@ def test_initial_values_depend_on_the_seed_and_the_name_alone():
             outputs = features @ v1.get_variable("a", [4, 4]) @ v1.get_variable("b", [4, 4])
         for name in ("own", "same"):
             outputs @= v1.get_variable(name, [4, 4], initializer=v1.random_normal_initializer(seed=5))
+        for name, initializer in (("keras", keras.initializers.HeNormal), ("tf2", tf.random_normal_initializer)):
+            outputs @= v1.get_variable(name, [4, 4], initializer=initializer())
         return outputs
 
     alone, together, other = (
@@ -57,7 +59,7 @@ def test_initial_values_depend_on_the_seed_and_the_name_alone():
     )
     assert alone == together
     assert alone.pop("own") == alone.pop("same") and other.pop("own") == other.pop("same")
-    assert len({*alone.values(), *other.values()}) == 4
+    assert len({*alone.values(), *other.values()}) == 8
 
 
 def test_every_kind_of_initializer_that_get_variable_takes_works():

@@ -46,6 +46,14 @@ def test_each_metric_is_that_of_all_examples_at_once(run):
     assert [found[name].mode for name in ("iou", "spread", "loss")] == ["max", None, "min"]
 
 
+def loss(outputs, labels):
+    return 7.0
+
+
+def test_a_metric_by_the_name_of_the_loss_takes_its_place(run):
+    assert evaluate(run, loss)["loss"].mean == 7
+
+
 class SparseIoU(keras.metrics.MeanIoU):
     def __init__(self, name):
         super().__init__(num_classes=3, name=name, sparse_y_pred=False)

@@ -143,7 +143,7 @@ def _cast_floating(tensors: Tensors, dtype: tf.DType) -> Tensors:
 
 def kept_in_full_precision(getter, name, shape=None, dtype=tf.float32, *args, **kwargs):
     """Gets a copy of a float32 variable for a network that asks for one below float32; a custom getter."""
-    dtype = tf.as_dtype(dtype or tf.float32)
+    dtype = tf.as_dtype(dtype)
     variable = getter(name, shape, variable_dtype(dtype), *args, **kwargs)
     if variable.dtype.base_dtype == dtype:
         return variable
@@ -154,7 +154,7 @@ def seeded(seed: int):
     """Returns a custom getter that seeds initializers by name: default seeds depend on the number of ops and towers."""
 
     def with_seed(getter, name, shape=None, dtype=None, initializer=None, *args, **kwargs):
-        if initializer is None and tf.as_dtype(dtype or tf.float32).is_floating:
+        if initializer is None and tf.as_dtype(dtype).is_floating:
             initializer = v1.glorot_uniform_initializer()  # get_variable's own default for floating-point variables
         if isinstance(initializer, type):
             initializer = initializer()
