@@ -4,24 +4,20 @@ PLUGIN is gpus/fake_gpu.cc, built. Prints in JSON what `audit` finds of each cas
 have FAKE_GPUS, TF_CPP_VMODULE=placer=3 and TF_DUMP_GRAPH_PREFIX before TensorFlow is imported.
 """
 
-import collections
-import functools
 import gc
 import json
 import os
 import pathlib
-import re
 import shutil
 import subprocess
 import sys
-from typing import NamedTuple
 
 import gpu_graphs
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
-from tensorflow.python.framework import function_def_to_graph, load_library
+from tensorflow.python.framework import load_library
 
-MOST = 4  # numbers of a batch that may cross within preprocessing, one an example
+MOST = 4  # numbers of a batch that may be in the host's memory within preprocessing, one an example
 COMPILER = shutil.which("g++")
 WITHOUT = "no g++, which only this test needs: it builds GPUs that cannot compute (Debian, Ubuntu: apt-get install g++)"
 
@@ -61,17 +57,14 @@ def audit(name, dumps):
       on_gpus: the number of nodes that the placer left on GPUs.
       through_host: the ops of preprocessing on GPUs that may take or give more of an example than a number from the
         host's memory.
-      crossing: {'CPU to GPU', 'GPU to CPU', 'GPU to GPU': bytes} of a step of the trainer that is finite.
       towers, session, context: the towers' devices, and the GPU options of the session and outside of sessions.
     """
     step = gpu_graphs.graph_of(name)
     refused, placed = make_executors(step, dumps)
-    nodes = {} if refused else read_placed(placed)
     return {
         "refused": refused,
-        "on_gpus": sum("GPU" in node.device for node in nodes.values()),
+        "on_gpus": placed.count("device:GPU:"),
         "through_host": sorted({op.type for op in step.graph.get_operations() if gives_to_host(op)}),
-        "crossing": crossings(step.graph, nodes, step.fetches) if nodes and name in gpu_graphs.TRAINERS else None,
         "towers": step.towers,
         "session": str(step.config.gpu_options),
         "context": str(tf.__internal__.eager_context.get_config().gpu_options),
@@ -89,7 +82,7 @@ def make_executors(step, dumps):
     """Lets TensorFlow place a graph, cut it into parts and make their kernels: of a step, and of the stream's start.
 
     Returns:
-      Why it could not, or None; what the placer wrote, or None.
+      Why it could not, or None; the text that the placer wrote.
     """
     for earlier in dumps.iterdir():
         earlier.unlink()
@@ -101,83 +94,12 @@ def make_executors(step, dumps):
     others = [name for name in step.fetches if ":" not in name]
     try:
         session._make_callable_from_options(config_pb2.CallableOptions(fetch=tensors, target=others, feed=step.feeds))
-        placed = next(dumps.glob("placer_output*"))
+        placed = next(dumps.glob("placer_output*")).read_text()
         if step.start:
             session._make_callable_from_options(config_pb2.CallableOptions(target=[step.start]))
         return None, placed
     except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError) as error:
-        return error.message, None
-
-
-class Placed(NamedTuple):
-    """A node as the placer wrote it."""
-
-    op: str
-    device: str
-    inputs: list[str]  # 'node', 'node:1' or '^node'
-
-
-def read_placed(path):
-    """{name: Placed}; the text of the whole graph takes TensorFlow's own reader seconds."""
-    nodes = {}
-    for block in re.split(r"^node \{$", path.read_text(), flags=re.MULTILINE)[1:]:
-        fields = collections.defaultdict(list)
-        for key, value in re.findall(r'^  (name|op|device|input): "(.*)"$', block, re.MULTILINE):
-            fields[key].append(value)
-        nodes[fields["name"][0]] = Placed(fields["op"][0], fields["device"][0], fields["input"])
-    return nodes
-
-
-def crossings(graph, nodes, fetches):
-    """{'CPU to GPU', 'GPU to CPU', 'GPU to GPU': bytes} of a step that is finite; nodes: as of read_placed."""
-    needed, waiting = set(), [name.partition(":")[0] for name in fetches]
-    while waiting:
-        name = waiting.pop()
-        if name not in needed:
-            needed.add(name)
-            waiting += [source.lstrip("^").partition(":")[0] for source in nodes[name].inputs]
-    found, counted = collections.Counter(), set()
-    for name in needed:
-        node = nodes[name]
-        for source in node.inputs:
-            before, _, index = source.partition(":")
-            # The branch of `train` that is not taken in such a step hands nothing on.
-            if source[0] == "^" or nodes[before].op == "Switch" and not index or name.startswith("train/else/"):
-                continue
-            places = nodes[before].device, node.device
-            if len(set(places)) == 2 and (source, node.device) not in counted:
-                counted.add((source, node.device))
-                kinds = [place.rpartition("device:")[2].partition(":")[0] for place in places]
-                found[" to ".join(kinds)] += num_bytes(graph, nodes, before, int(index or 0))
-    return found
-
-
-def num_bytes(graph, nodes, name, index):
-    """The bytes of a tensor, also of one that TensorFlow's control flow hands on."""
-    name, index = handed_on(nodes, name, index)
-    if nodes[name].op == "ReadVariableOp":
-        variable = graph.get_operation_by_name(handed_on(nodes, nodes[name].inputs[0])[0])
-        return tf.TensorShape(variable.get_attr("shape")).num_elements() * variable.get_attr("dtype").size
-    while branch := re.fullmatch(r"(.*?)/(then|else)/_\d+/(.*)", name):
-        graph, name = branch_of(graph, branch[1], f"{branch[2]}_branch"), branch[3]
-    tensor = graph.get_tensor_by_name(f"{name}:{index}")
-    return tensor.shape.num_elements() * tensor.dtype.size
-
-
-def handed_on(nodes, name, index=0):
-    """The tensor that control flow hands on under another name: (operation, output)."""
-    name, _, number = name.partition(":")
-    index = int(number or index)
-    if nodes[name].op in ("Switch", "Merge", "Identity", "Enter", "Exit"):
-        return handed_on(nodes, nodes[name].inputs[0])
-    return name, index
-
-
-@functools.cache
-def branch_of(graph, conditional, which):
-    function = graph.get_operation_by_name(conditional).get_attr(which).name
-    [definition] = [each for each in graph.as_graph_def().library.function if each.signature.name == function]
-    return function_def_to_graph.function_def_to_graph(definition)
+        return error.message, ""
 
 
 if __name__ == "__main__":

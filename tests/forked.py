@@ -1,9 +1,9 @@
 """Python processes for tests, forked from a server that has imported TensorFlow, which takes three seconds."""
 
 import atexit
+import contextlib
 import functools
 import gc
-import json
 import multiprocessing
 import os
 import runpy
@@ -14,9 +14,6 @@ import types
 from multiprocessing import forkserver
 
 SHARED = "TOWER_TRAIN_TESTS_FORK_SERVER"  # the address of the one that all processes of pytest-xdist use
-# In the environment of a process: whenever it starts its program anew (os.execve), fork that too.
-FORK_AGAIN = "TOWER_TRAIN_TESTS_FORK_AGAIN"
-_HANDLED = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tensorflow"])
@@ -68,13 +65,11 @@ class Process:
             self._process.start()  # which would have it import the program that this one is
         finally:
             sys.modules["__main__"] = main
-        self.pid, self._kill = self._process.pid, os.killpg if FORK_AGAIN in environment else os.kill
+        self.pid = self._process.pid
 
     def send_signal(self, number):
-        try:
-            self._kill(self.pid, number)
-        except ProcessLookupError:  # has ended, or has no group yet
-            self._process.is_alive() and os.kill(self.pid, number)
+        with contextlib.suppress(ProcessLookupError):  # has ended
+            os.kill(self.pid, number)
 
     def kill(self):
         self.send_signal(signal.SIGKILL)
@@ -117,8 +112,6 @@ def _run(module, words, environment, files, cwd):
     os.chdir(cwd)
     os.fsync = lambda descriptor: None  # as conftest.py does
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where nohup runs the tests
-    if FORK_AGAIN in environment:
-        _fork_at_each_start()
     path = [cwd, *environment.get("PYTHONPATH", "").split(os.pathsep)]
     sys.path[:] = path + [entry for entry in sys.path if entry not in path]
     atexit._clear()  # what is the server's
@@ -129,39 +122,6 @@ def _run(module, words, environment, files, cwd):
         sys.exit(1)
     finally:
         atexit._run_exitfuncs()
-
-
-def _fork_at_each_start():
-    """Goes on in a child, and in a new one whenever that starts its program anew. Signals are for the whole group."""
-    os.setpgid(0, 0)
-    for number in _HANDLED:
-        signal.signal(number, signal.SIG_IGN)
-    while True:
-        reading, writing = os.pipe()
-        child = os.fork()
-        if not child:
-            for number, handler in _HANDLED.items():
-                signal.signal(number, handler)
-            os.execve = functools.partial(_leave_to_next, writing)
-            return
-        os.close(writing)
-        with open(reading) as pipe:
-            environment = pipe.read()
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if not environment:
-            break
-        os.environ.clear()
-        os.environ.update(json.loads(environment))
-    if status < 0:
-        signal.signal(-status, signal.SIG_DFL) if -status in _HANDLED else None
-        os.kill(os.getpid(), -status)
-    os._exit(status)
-
-
-def _leave_to_next(writing, path, words, environment):
-    """As os.execve, but for the first argument."""
-    os.write(writing, json.dumps(dict(environment)).encode())
-    os._exit(0)
 
 
 def _run_program(module, words):

@@ -1,4 +1,4 @@
-"""Disturbs runs and starts at random: each run must end as one that nobody touched, each start say what is wrong."""
+"""Disturbs runs at random: each must end as one that nobody touched."""
 
 import argparse
 import collections
@@ -9,7 +9,6 @@ import pathlib
 import random
 import resource
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -21,7 +20,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import jobs  # noqa: E402
 import small_disk  # noqa: E402
-import strange  # noqa: E402
 from soak_runs import DISTURBANCES, KINDS, Lost, Run  # noqa: E402
 
 from tower_train import Config, train  # noqa: E402
@@ -50,43 +48,6 @@ def trials_of_runs(kind, trials, draw, folder, disk, report):
             report.runs += 1
             report.note_fault(what, fault)
         shutil.rmtree(run.train_dir, ignore_errors=True)
-
-
-def trials_of_starts(trials, draw, folder, report):
-    """Starts processes with something strange; each says in one line what is wrong, or does what it should."""
-    run_dir, todo = folder / "finished", list(strange.STARTS)
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        jobs.train_toy(run_dir, max_steps=40, summary_every_steps=20, eval_every_steps=20, keep_best=True)
-    for number in range(trials):
-        if report.is_over():
-            break
-        what, place = todo[number % len(todo)], folder / f"start{number}"
-        module, words, variables, about = strange.start(draw, what, place, run_dir)
-        report.trials[what] += 1
-        with jobs.Program(module, *words, cwd=place, **variables) as program:
-            if fault := _fault_of_start(program):
-                about = f"{module} {words!a:.999} {variables!a:.999} {about}\n{program.output()[-2000:]}"
-                report.note_fault(what, f"{fault}: {about}")
-        shutil.rmtree(place)
-
-
-def _fault_of_start(program, limit_secs=40, leaving_secs=30):
-    """Says what is wrong with how a process ends; empty if nothing is."""
-    try:
-        status = program.process.wait(limit_secs)
-    except subprocess.TimeoutExpired:  # it may train for ever, and rightly so
-        program.process.send_signal(signal.SIGTERM)
-        try:
-            status = program.process.wait(leaving_secs)
-        except subprocess.TimeoutExpired:
-            return "stuck"
-    output = program.output()
-    if status not in (0, 2, 3, 4, 5, 138, 143):
-        return f"status {status}"
-    if "Traceback" in output:
-        return "a traceback"
-    is_told = output.count("tower_train: error: ") == 1 and "tower_train: error: " in output.splitlines()[-1]
-    return "" if is_told or status in (0, 143) else f"status {status} without one line"
 
 
 class Report:
@@ -137,15 +98,15 @@ def endure(steps, train_dir):
 
 def main(words=None):
     parser = argparse.ArgumentParser(prog="soak", description=__doc__)
-    parser.add_argument("--cases", default="alone,plain,waiting,elastic,starts", help="kinds of runs; or starts")
+    parser.add_argument("--cases", default="alone,plain,waiting,elastic", help="kinds of runs")
     parser.add_argument("--trials", type=int, default=20, help="of each case")
     parser.add_argument("--minutes", type=float, default=15, help="of each case at most")
     parser.add_argument("--seed", type=int, default=0, help="of what happens, not at which instruction it does")
     parser.add_argument("--steps", type=int, default=0, help="instead: of one long run that must not grow")
     asked = parser.parse_args(words)
     cases = asked.cases.split(",")
-    if unknown := set(cases) - {*KINDS, "starts"}:
-        parser.error(f"--cases={asked.cases}: {', '.join(sorted(unknown))} is none of {', '.join(KINDS)}, starts.")
+    if unknown := set(cases) - {*KINDS}:
+        parser.error(f"--cases={asked.cases}: {', '.join(sorted(unknown))} is none of {', '.join(KINDS)}.")
     folder, faults = pathlib.Path(tempfile.mkdtemp(prefix="soak-")), 0
     if asked.steps:
         return 0 if endure(asked.steps, folder / "run") else 1
@@ -154,10 +115,7 @@ def main(words=None):
         with contextlib.ExitStack() as stack:
             has_disk = case == "alone" and small_disk.can_mount(folder / "disk")
             disk = stack.enter_context(small_disk.mounted(folder / "disk", 64)) if has_disk else None
-            if case == "starts":
-                trials_of_starts(asked.trials, draw, folder, report)
-            else:
-                trials_of_runs(case, asked.trials, draw, folder, disk, report)
+            trials_of_runs(case, asked.trials, draw, folder, disk, report)
         print(report, flush=True)
         faults += len(report.faults)
     if faults:

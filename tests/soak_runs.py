@@ -11,12 +11,10 @@ from typing import NamedTuple
 from unittest import mock
 
 import clusters
-import forked
 import jobs
 import numpy as np
 import small_disk
 import soak_workload
-import strange
 import tensorflow as tf
 
 TIMEOUT_SECS = 5  # of workers; a busy machine may take seconds for a heartbeat
@@ -44,12 +42,12 @@ KINDS = {
     "elastic": Kind(3, 2, WORKERS | dict(elastic="1:2")),
 }
 CLUSTERS = ("plain", "waiting", "elastic")
-# {what happens: to which kinds of runs}, methods of Run; the rest to a process that starts.
+# {what happens: to which kinds of runs}, methods of Run.
 DISTURBANCES = {
     "kill": tuple(KINDS), "stop": tuple(KINDS), "SIGTERM": tuple(KINDS), "SIGINT": ("alone",),
     "damaged checkpoint": ("alone",), "full disk": ("alone",), "stray": CLUSTERS, "wrong returner": CLUSTERS,
     "garbage on the board": CLUSTERS, "cut connections": CLUSTERS,
-} | dict.fromkeys(strange.STARTS, ("starts",))  # fmt: skip
+}  # fmt: skip
 NAMED = r"worker (\d+) \([^)]*\)(?:: worker \1 \([^)]*\))? "
 # (pattern of a line with a worker's index, what must have been done to that one)
 CLAIMS = (
@@ -145,7 +143,13 @@ class Run:
         if len(steps := jobs.saved_steps(self.train_dir)) > 2:
             newest = f"model.ckpt-{steps[-1]}."
             name = self._draw.choice([f"{newest}index", f"{newest}data-00000-of-00001", "checkpoint"])
-            strange.change(self._draw, self.train_dir / name, ("bytes", "cut", "random", "empty", "gone"))
+            content = (self.train_dir / name).read_bytes()
+            changed = bytearray(content)
+            changed[self._draw.randrange(len(content))] ^= self._draw.randrange(1, 256)
+            cut = content[: self._draw.randrange(len(content))]
+            (self.train_dir / name).write_bytes(self._draw.choice([changed, cut, self._draw.randbytes(50), b""]))
+            if self._draw.random() < 0.2:
+                (self.train_dir / name).unlink()
 
     def _full_disk(self):
         """For a while nothing more can be written into the run."""
@@ -206,7 +210,7 @@ class Run:
     def _trainer(self, index, **changes):
         variables = {
             soak_workload.LOG: str(self._log), soak_workload.CUT: str(self._folder / f"cut{index}"),
-            soak_workload.PAUSE_SECS: str(self._draw.choice((0.02, 0.1))), forked.FORK_AGAIN: "1",
+            soak_workload.PAUSE_SECS: str(self._draw.choice((0.02, 0.1))),
         }  # fmt: skip
         task = dict(worker_hosts=",".join(self.hosts), task_index=index) if self._kind.workers > 1 else {}
         return self._stack.enter_context(

@@ -79,8 +79,7 @@ def test_mistakes_in_a_fetch_are_its_own():
 
 @pytest.mark.parametrize("count", [1, 96, 1000])
 @pytest.mark.parametrize(
-    "workload",
-    [toy_workload.WORKLOAD, IN_ORDER, element_workloads.workload(element_workloads.ending_uncounted)],
+    "workload", [toy_workload.WORKLOAD, IN_ORDER, element_workloads.workload(element_workloads.ending_uncounted)]
 )
 def test_the_first_examples_are_read_by_index_or_in_their_own_order(workload, count):
     examples = workload.examples(DataRequest("train"))

@@ -1,8 +1,9 @@
 """A folder appears whole or not at all."""
 
-import subprocess
-import sys
+import concurrent.futures
+import threading
 
+import jobs
 import pytest
 
 from tower_train.data import publish
@@ -50,38 +51,25 @@ def test_nothing_remains_of_a_failure(tmp_path, error):
         assert _names(tmp_path) == ["mine"] and _names(tmp_path / "mine") == []
 
 
-_SCRIPT = """
-import pathlib, runpy, sys, time
-module, folder, go = sys.argv[1:]
+def test_who_wants_the_same_folder_waits_and_what_a_killed_process_left_is_replaced(tmp_path, capsys):
+    """Threads, between which locks hold as between processes."""
+    began, go, made, told = threading.Event(), threading.Event(), [], []
 
-def fill(partial):
-    (partial / "first").write_text("1")
-    print("filling", flush=True)
-    while not pathlib.Path(go).exists():
-        time.sleep(0.01)
-    (partial / "done").write_text("2")
+    def fill(partial):
+        made.append(_names(partial))
+        began.set()
+        assert go.wait(jobs.WAIT_SECS)
+        _fill(partial)
 
-publish_folder = runpy.run_path(module)["publish_folder"]
-publish_folder(pathlib.Path(folder), fill, lambda folder: (folder / "done").exists())
-"""
-
-
-def _start(folder):
-    """A process that prints a line when it begins to make the folder, and goes on once a file `go` lies beside it."""
-    command = [sys.executable, "-c", _SCRIPT, publish.__file__, str(folder), str(folder.parent / "go")]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def test_processes_that_want_the_same_folder_take_turns_and_one_that_is_killed_leaves_nothing(tmp_path):
-    killed = _start(tmp_path / "data")
-    assert killed.stdout.readline() == "filling\n"
-    others = [_start(tmp_path / "data") for _ in range(2)]
-    line = f"tower_train: Another process is making {tmp_path / 'data'}; waiting for it.\n"
-    assert [process.stderr.readline() for process in others] == [line] * 2
-    assert _names(tmp_path) == [".data.lock", ".data.partial"]
-    killed.kill()
-    (tmp_path / "go").touch()
-    printed = [process.communicate(timeout=30) for process in others]
-    assert sorted(printed) == [("", ""), ("filling\n", "")] and not any(process.returncode for process in others)
-    killed.communicate()
-    assert _names(tmp_path) == ["data", "go"] and _names(tmp_path / "data") == ["done", "first"]
+    (tmp_path / ".data.partial").mkdir()
+    (tmp_path / ".data.partial" / "first").write_text("half")
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        work = publish.publish_folder, tmp_path / "data", fill, _is_complete
+        first = pool.submit(*work)
+        assert began.wait(jobs.WAIT_SECS)
+        second = pool.submit(*work)
+        jobs.wait_for(lambda: told.append(capsys.readouterr().err) or told[-1])
+        go.set()
+        assert first.result() is second.result() is None
+    assert "".join(told) == f"tower_train: Another process is making {tmp_path / 'data'}; waiting for it.\n"
+    assert made == [[]] and _names(tmp_path) == ["data"] and _names(tmp_path / "data") == ["done", "first"]

@@ -269,11 +269,7 @@ def within(block):
     [
         (within(layers.frozen), {}, "layers.frozen: has no effect on the layers of a Keras network. Set layer"),
         (within(layers.param_group), {}, "layers.param_group: has no effect on the layers of a Keras network"),
-        (
-            lambda: keras.Sequential([keras.layers.Dense(3)], name="mine"),
-            {},
-            "returned mine, which has no variables",
-        ),
+        (lambda: keras.Sequential([keras.layers.Dense(3)], name="mine"), {}, "returned mine, which has no variables"),
         (lambda: None, {}, r"build\(\) returned None"),
         (with_activity_regularizer, {}, "add to the loss"),
         (with_axis, dict(sync_batch_norm=True), "--sync_batch_norm: workload .* has no"),

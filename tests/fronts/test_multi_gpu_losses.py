@@ -159,8 +159,7 @@ def test_a_metric_that_a_layer_updates_is_that_of_the_whole_batch(float64):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "told"),
-    [("float32", "the mean of what the towers assign"), ("int32", "what the first tower assigns")],
+    ("dtype", "told"), [("float32", "the mean of what the towers assign"), ("int32", "what the first tower assigns")]
 )
 def test_other_assignments_are_a_mean_or_the_first_towers_and_said_so(capsys, dtype, told):
     parallel = tower_train.multi_gpu_model(network(lambda: Counts(ops.max, dtype))(), gpus=2)

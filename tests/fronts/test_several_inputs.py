@@ -48,11 +48,7 @@ def build():
     scaled, coded = keras.layers.Normalization(axis=None), keras.layers.StringLookup(output_mode="one_hot")
     scaled.adapt(arrays("train")[0]["age"])
     coded.adapt(arrays("train")[0]["city"])
-    parts = [
-        keras.layers.BatchNormalization()(scaled(age)),
-        coded(city),
-        keras.layers.Dense(3)(more),
-    ]
+    parts = [keras.layers.BatchNormalization()(scaled(age)), coded(city), keras.layers.Dense(3)(more)]
     hidden = keras.layers.Dense(8, "relu")(keras.layers.Concatenate()(parts))
     return keras.Model([more, age, city], keras.layers.Dense(2)(hidden))
 

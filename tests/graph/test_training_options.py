@@ -125,11 +125,7 @@ def test_copies_of_variables_are_one_by_a_name_that_is_unique():
 
 @pytest.mark.parametrize("wrap", [lambda step: step, tf.function], ids=["eager", "tf.function"])
 def test_plain_variables_of_programs_without_a_graph(wrap, capsys):
-    table, bias, unused = (
-        tf.Variable([[1.0], [2.0], [3.0]]),
-        tf.Variable([4.0, 5.0]),
-        tf.Variable(0.0, name="unused"),
-    )
+    table, bias, unused = (tf.Variable([[1.0], [2.0], [3.0]]), tf.Variable([4.0, 5.0]), tf.Variable(0.0, name="unused"))
     variables = [table, bias, unused]  # the first two are both called "Variable"
 
     def step(scale):

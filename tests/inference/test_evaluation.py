@@ -37,8 +37,7 @@ def assert_same(kept, found):
 
 
 @pytest.mark.parametrize(
-    ("raw", "num_gpus", "batch_size"),
-    [(False, 1, 50), (True, 1, 1), (False, 3, 7), (True, 4, 64)],
+    ("raw", "num_gpus", "batch_size"), [(False, 1, 50), (True, 1, 1), (False, 3, 7), (True, 4, 64)]
 )
 def test_every_example_counts_once_on_the_weights_asked_for(raw, num_gpus, batch_size, run):
     found = evaluate(run, raw=raw, num_gpus=num_gpus, batch_size=batch_size)

@@ -110,7 +110,7 @@ def parse_values(
         near = difflib.get_close_matches(error.flagname, fields, n=1)
         meant = f" Did you mean --{near[0]}?" if near else ""
         raise errors.ConfigError(f"There is no option --{error.flagname}.{meant} --help lists the options.") from None
-    except (flags.Error, UnicodeDecodeError) as error:  # the second from a --flagfile
+    except (flags.Error, ValueError) as error:  # the second of a --flagfile, or of --noNAME=VALUE
         reason = str(error).removeprefix("ERROR:: ").rstrip(".")
         raise errors.ConfigError(f"{reason}. --help lists the options.") from None
     if files is not None:
