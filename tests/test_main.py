@@ -95,13 +95,6 @@ def test_whoever_is_stuck_starts_again_if_it_is_to_wait_and_was_not_told_to_end(
     assert "worker 1 is missing" in capfd.readouterr().err
 
 
-def test_the_rooms_of_the_package_that_programs_use_need_no_import_of_their_own():
-    names = "tower_train.layers", "tower_train.initializers", "tower_train.data"
-    program = f"import tower_train; print(*(room.__name__ for room in ({', '.join(names)})))"
-    done = jobs.command("-c", program)
-    assert (done.returncode, done.stdout) == (0, " ".join(names) + "\n")
-
-
 def test_ctrl_c_before_the_first_step_is_no_traceback(monkeypatch, capsys):
     def interrupted(argv):
         raise KeyboardInterrupt

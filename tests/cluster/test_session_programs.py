@@ -17,7 +17,6 @@ from tower_train.cluster.task import Policy, Task
 from tower_train.fronts import distributed, program
 from tower_train.fronts.lockstep import exchange
 from tower_train.graph import collectives, devices
-from tower_train.graph.collectives import Keys
 
 v1 = tf.compat.v1
 HOSTS = ("a:1", "a:2", "b:1", "a:3")
@@ -128,15 +127,6 @@ def test_sessions_that_are_not_of_the_cluster_are_refused():
                 pytest.raises(errors.ConfigError, match=f"sees {seen}.*master=.*config="),
             ):
                 distributed._check_session(session, cluster)
-
-
-def test_keys_are_those_of_names_whatever_the_order_and_never_one_anothers():
-    one, other = Keys(), Keys()
-    names = ["w", "e", "w", "b"]
-    taken = {(name, names[:i].count(name)): one.take(name) for i, name in enumerate(names)}
-    backwards = sorted(names)[::-1]
-    assert taken == {(name, backwards[:i].count(name)): other.take(name) for i, name in enumerate(backwards)}
-    assert len(set(taken.values())) == len(names) and all(0 <= key < 2**31 for key in taken.values())
 
 
 def trained(initial_w, initial_e, steps):

@@ -205,14 +205,6 @@ def test_options_that_the_workload_does_not_take_are_told_with_the_file(run):
     assert refusal(evaluate, run).startswith(f"{run / 'run.json'} does not fit its workload: ")
 
 
-def test_the_dense_matrix_of_an_old_result_is_read(run):
-    dense = {"evaluation": EVALUATION | {"confusion": [[i * j % 7 for j in range(300)] for i in range(300)]}}
-    (run / "result.json").write_text(json.dumps(dense, indent=2))
-    assert directory.RunDirectory(run).read("result.json") == dense
-    evaluate(run)
-    assert len(jobs.read_json(run, "result.json")["evaluation"]["confusion"]) == 3
-
-
 @hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
 @hypothesis.example(content=b'{"a":' * 100_000)
 @hypothesis.given(content=strategies.binary(max_size=100) | strategies.text(max_size=50).map(str.encode))

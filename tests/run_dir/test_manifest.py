@@ -46,14 +46,6 @@ def test_another_run_is_refused_with_what_differs_and_nothing_is_touched(options
     assert capsys.readouterr().out == ""
 
 
-def test_a_run_with_an_option_that_is_gone_and_changed_its_numbers_is_refused(run):
-    run_json = jobs.read_json(run, "run.json")
-    run_json["config"]["all_reduce_dtype"] = "bfloat16"
-    (run / "run.json").write_text(json.dumps(run_json))
-    with pytest.raises(errors.RunError, match="holds another run: --all_reduce_dtype was bfloat16, now same. Give"):
-        jobs.train_toy(run, max_steps=50)
-
-
 def test_override_goes_on_all_the_same_and_says_what_differs(run, capsys):
     options = dict(workload=OTHER_DATA, seed=1, batch_size=4)
     result = jobs.train_toy(run, max_steps=45, override=True, **options)

@@ -125,9 +125,6 @@ def check_resume(
     return [one_line(f"Changed since the last start: {difference}.") for difference in refused + noted]
 
 
-_GONE = {"all_reduce_dtype": "same"}  # {option of older versions: its value in the runs that can go on}
-
-
 def _compared(before: dict, now: dict, workload_options: Options | None):
     """Yields (rule, name, value before, value now) of what both have, and of the layers that draw by example."""
     for name, old in {key: before[key] for key in ("workload", "global_batch") if key in before}.items():
@@ -143,7 +140,5 @@ def _compared(before: dict, now: dict, workload_options: Options | None):
     for name, old in before["data"].items():  # after the options that change them
         if name in ("name", "fingerprint"):
             yield "same", f"data {name}", old, now["data"][name]
-    for name, value in _GONE.items():
-        yield "same", f"--{name}", before.get("config", {}).get(name, value), value
     for name, old in before.get("versions", {}).items():
         yield "note", f"{name} version", old, now["versions"].get(name)
