@@ -2,6 +2,7 @@
 
 import csv
 import textwrap
+import types
 
 import jobs
 import keras
@@ -12,6 +13,7 @@ from keras_twins import CROSS_ENTROPY, data, twins
 
 import tower_train
 from tower_train.errors import ConfigError
+from tower_train.fronts.lockstep import exchange
 
 layers = keras.layers
 
@@ -188,11 +190,13 @@ class TestMisuse:
         ("stateful", lambda: layers.SimpleRNN(3, stateful=True)),
         ("synchronized", lambda: layers.BatchNormalization(synchronized=True)),
     ])  # fmt: skip
-    def test_layers_that_go_over_batches_are_refused_but_by_one_tower(self, name, layer):
+    def test_layers_that_go_over_batches_are_refused_but_by_one_tower(self, name, layer, monkeypatch):
         model = keras.Sequential([keras.Input(batch_shape=[4, 2, 4]), layer()])
-        with pytest.raises(ConfigError, match=f"{model.layers[0].name} has {name}=True, and a tower sees its part of"):
-            tower_train.multi_gpu_model(model, gpus=2)
         assert tower_train.multi_gpu_model(model, gpus=1).towers == ("/cpu:0",)
+        for workers, gpus in ((1, 2), (2, 1)):
+            monkeypatch.setattr(exchange, "find", lambda size=workers: types.SimpleNamespace(size=size))
+            with pytest.raises(ConfigError, match=f"{model.layers[0].name} has {name}=True, and a tower sees its part"):
+                tower_train.multi_gpu_model(model, gpus=gpus)
 
     def test_what_is_no_model_and_another_strategy_and_eager_steps(self):
         with pytest.raises(ConfigError, match="got a Dense"):
