@@ -77,6 +77,9 @@ def test_the_loss_of_an_evaluation_counts_the_weights_and_its_metrics_do_not():
     metrics = evaluator._metrics(evaluator._count(evaluator._session, 3))
     assert metrics["loss"].mean == pytest.approx(np.log(3) * OF_EXAMPLES.mean(), rel=1e-6)
     assert metrics["precision @ 1"].mean == 0  # a tie of all
+    evaluator.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        evaluator._session.run(evaluator._initial)
 
 
 def test_losses_of_several_numbers_are_weighed_by_example():
@@ -98,4 +101,9 @@ def test_classes_without_an_example_or_without_labels_at_hand_count_as_others():
     weights = class_weights.read("balanced", examples(labels=np.array([0] * 9 + [2] * 3)))
     np.testing.assert_allclose(weights, [12 / (2 * 9), 1, 12 / (2 * 3)])
     names_only = dataclasses.replace(examples(), labels=None)
-    np.testing.assert_array_equal(class_weights.read("rarely:2,0:0.5", names_only), [0.5, 1, 2])
+    np.testing.assert_array_equal(chosen := class_weights.read("rarely:2,0:0.5", names_only), [0.5, 1, 2])
+    for data, shown in (
+        (names_only, "often 0.5, at times 1, rarely 2"),
+        (dataclasses.replace(names_only, class_names=()), "0 0.5, 1 1, 2 2"),
+    ):
+        assert class_weights.lines(chosen, data) == [f"weights:  of classes in the loss: {shown}"]
