@@ -121,6 +121,7 @@ def test_initial_values_are_those_of_one_device(tmp_path):
     def drawn(features, labels, mode):
         for i, shape in enumerate(([BATCH], [2 * BATCH, 3])):  # as many rows as examples, and a multiple
             tf.Variable(tf.random.truncated_normal(shape), name=f"drawn{i}")
+        v1.get_variable("got", [2 * BATCH, 3], initializer=v1.truncated_normal_initializer())
         return model_fn(features["some"], labels, mode, {})
 
     def batches():
@@ -129,7 +130,7 @@ def test_initial_values_are_those_of_one_device(tmp_path):
 
     of_python = random.getstate()
     one, two = (make(tmp_path / str(towers), towers, drawn).train(batches, steps=1) for towers in (1, 2))
-    for name in ("drawn0", "drawn1"):
+    for name in ("drawn0", "drawn1", "got"):
         np.testing.assert_array_equal(two.get_variable_value(name), one.get_variable_value(name))
     assert random.getstate() == of_python  # which seeds the initializers of Keras
 
