@@ -262,9 +262,6 @@ def test_memory_is_taken_unasked_if_the_images_take_half_of_what_is_free(origina
 def test_free_memory_is_what_linux_says_is_available(tmp_path, monkeypatch):
     monkeypatch.setattr(host, "MEMINFO", tmp_path / "meminfo")
     assert host.free_memory() is None, "elsewhere"
-    for text, expected in (
-        ("MemTotal:  9 kB\nMemAvailable:    3 kB\nBuffers: 5 kB\n", 3072),
-        ("MemTotal: 9 kB\n", None),
-    ):
+    for text, expected in (("MemTotal: 9 kB\nMemAvailable:   3 kB\nBuffers: 5 kB\n", 3072), ("MemTotal: 9 kB\n", None)):
         host.MEMINFO.write_text(text)
         assert host.free_memory() == expected

@@ -83,12 +83,8 @@ def test_evaluation_takes_the_mean_of_the_logits_over_views_unless_told_not_to(t
 def test_evaluations_are_drawn_at_the_steps_of_their_checkpoints_and_other_ways_to_evaluate_apart(run, tmp_path):
     shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("eval-*"))
     earlier = [6, 12, *(point.step for point in jobs.events(run / "eval").Scalars("precision @ 1")[2:])]
-    for options, folder in (
-        ({}, "eval"),
-        (dict(raw=True), "eval-raw"),
-        (dict(raw=True, dataset="auto"), "eval-raw-auto"),
-    ):
-        found = evaluate(tmp_path / "run", **options)
+    for more, folder in (({}, "eval"), (dict(raw=True), "eval-raw"), (dict(raw=True, dataset="auto"), "eval-raw-auto")):
+        found = evaluate(tmp_path / "run", **more)
         points = jobs.events(tmp_path / "run" / folder).Scalars("precision @ 1")
         assert [point.step for point in points] == ([*earlier, 12] if folder == "eval" else [12])
         assert points[-1].value == pytest.approx(found.metrics["precision @ 1"].mean)

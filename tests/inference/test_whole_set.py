@@ -88,11 +88,17 @@ def test_mistakes_show_before_the_training(tmp_path, metric, message):
         jobs.train_toy(tmp_path, workload=workload(metric), max_steps=2, eval_at_end=True)
 
 
-def test_a_loss_that_does_not_take_an_evaluations_outputs_is_left_out(run):
-    def loss(outputs, labels):
-        raise TypeError("one head only")
+def test_a_loss_that_does_not_take_an_evaluations_outputs_is_left_out_and_that_is_told(tmp_path, capsys):
+    def inference(features, training):
+        logits = toy_workload.network(features, training)
+        return {"first": logits} if training else logits
 
-    assert "loss" not in evaluate(run, spread, loss=loss)
+    def loss(outputs, labels):
+        return toy_workload.WORKLOAD.loss(outputs["first"], labels)
+
+    jobs.train_toy(tmp_path, workload=workload(spread, loss=loss, inference=inference), max_steps=1, eval_at_end=True)
+    assert [*jobs.read_json(tmp_path, "result.json")["evaluation"]["metrics"]] == ["spread"]
+    assert "*** Evaluations have no loss: " in capsys.readouterr().out
 
 
 def test_a_metric_of_several_labels_warns_of_nothing(caplog):
