@@ -7,6 +7,7 @@ import clusters
 import jobs
 import numpy as np
 import pytest
+import shared
 from keras_step_examples import EXAMPLES
 
 ROUNDING = 1e-9
@@ -15,12 +16,15 @@ ROUNDING = 1e-9
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory):
     """Over two workers, what worker_program printed; the second is killed at the end."""
-    program, folder = jobs.TESTS / "fronts" / "worker_program.py", tmp_path_factory.mktemp("two")
-    with clusters.programs(2, str(program), str(folder)) as workers:
-        statuses = [worker.process.wait(4 * jobs.WAIT_SECS) for worker in workers]
-        outputs = [worker.output() for worker in workers]
-    assert statuses == [138, -9], outputs
-    return outputs
+
+    def train(folder):
+        with clusters.programs(2, str(jobs.TESTS / "fronts" / "worker_program.py"), str(folder)) as workers:
+            statuses = [worker.process.wait(4 * jobs.WAIT_SECS) for worker in workers]
+            outputs = [worker.output() for worker in workers]
+        assert statuses == [138, -9], outputs
+        (folder / "outputs.json").write_text(json.dumps(outputs))
+
+    return json.loads((shared.once(tmp_path_factory, "two workers", train) / "outputs.json").read_text())
 
 
 @pytest.fixture(scope="module")

@@ -209,7 +209,7 @@ def test_commands_name_the_python_of_this_program(tmp_path, monkeypatch):
     found = {"config": {"workload": "slow_input", "data_dir": None}, "workload_options": {}}
     for folder, python in ((os.path.dirname(sys.executable), "python"), (tmp_path, sys.executable)):
         monkeypatch.setenv("PATH", str(folder))
-        assert f"`{python} -m " in messages.input_advice(0.5, found)
+        assert f"`{shlex.quote(python)} -m " in messages.input_advice(0.5, found)
 
 
 PROGRAM = """
