@@ -4,9 +4,13 @@ The benchmark looks for a module `rivals` beside the workload, and in it for `of
 under these options of its own, and `flops_per_example(options)`. Ratios are taken to the first rival.
 """
 
-import importlib.util
+import importlib.metadata
+import os
 
+from tower_train import errors
 from tower_train.bench.sides import Side
+
+TORCH_PATHS = "TORCH_PATHS"  # environment variable: folders of packages, each with another PyTorch, separated by :
 
 # Of training: of convolutions and matrix products, a multiplication and an addition as two, once forward and once for
 # each operand's gradient; the images have none. tests/cifar10/test_rivals.py counts them.
@@ -14,11 +18,14 @@ _FLOPS = {"convnet": 105_295_104, "cifar10_94": 707_777_088, "cifar10_95": 1_808
 
 
 def of(options) -> list[Side]:
-    """Returns the rivals of a model: the published script for the tutorial's only, PyTorch's if it is installed; none
-    of the deeper networks."""
+    """Returns the rivals of a model: the published script for the tutorial's only, for cifar10_94 each PyTorch that is
+    installed or in TORCH_PATHS; none of the deeper networks."""
 
-    def rival(name, module, label, num_devices=1, dtype="float32", is_quick=False, **arguments) -> Side:
-        return Side(name, f"{__name__}.{module}:train", arguments, num_devices, dtype, is_quick, label)
+    def rival(
+        name, module, label, num_devices=1, dtype="float32", is_quick=False, packages=None, **arguments
+    ) -> Side:  # fmt: skip
+        train = f"{__name__}.{module}:train"
+        return Side(name, train, arguments, num_devices, dtype, is_quick, label, packages=packages)
 
     def keras(name, label, num_devices=1, **more) -> Side:
         return rival(f"keras/{name}", "keras_fit", label, num_devices, model=options.model, **more)
@@ -34,10 +41,30 @@ def of(options) -> list[Side]:
         return []
     narrow = dict(dtype="bfloat16", is_quick=True)
     sides.append(keras("fit bfloat16", "Keras fit, bfloat16", dtype_policy="mixed_bfloat16", **narrow))
-    if options.model == "cifar10_94" and importlib.util.find_spec("torch"):
-        sides.append(rival("torch", "torch_fit", "PyTorch", is_quick=True))
-        sides.append(rival("torch/bfloat16", "torch_fit", "PyTorch, bfloat16", autocast=True, **narrow))
+    for version, packages in torches() if options.model == "cifar10_94" else ():
+        name, label = f"torch {version}", f"PyTorch {version}"
+        sides.append(rival(name, "torch_fit", label, is_quick=True, packages=packages))
+        sides.append(
+            rival(f"{name}/bfloat16", "torch_fit", f"{label}, bfloat16", packages=packages, autocast=True, **narrow)
+        )
     return sides
+
+
+def torches() -> list[tuple[str, str | None]]:
+    """Returns (version, folder of packages or None) of each PyTorch; ConfigError for a folder without one."""
+
+    def version(*path: str) -> str | None:
+        there = importlib.metadata.distributions(name="torch", **({"path": list(path)} if path else {}))
+        return next((each.version.partition("+")[0] for each in there), None)
+
+    found = [(version(), None)]
+    for path in filter(None, os.environ.get(TORCH_PATHS, "").split(os.pathsep)):
+        found.append((version(path), path))
+        if not found[-1][0]:
+            raise errors.ConfigError(
+                f"{TORCH_PATHS}: {path} holds no PyTorch. Name folders such as /other/lib/python3.12/site-packages."
+            )
+    return [(number, path) for number, path in found if number]
 
 
 def flops_per_example(options) -> int | None:

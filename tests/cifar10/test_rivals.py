@@ -3,7 +3,8 @@
 Those of PyTorch are skipped where it is not installed: it is no dependency.
 """
 
-import importlib.util
+import dataclasses
+import importlib
 
 import jobs
 import keras
@@ -15,13 +16,17 @@ import tensorflow as tf
 import cifar10
 from cifar10 import records, rivals
 from cifar10.rivals import keras_networks
+from tower_train import errors
+from tower_train.bench import measure
+from tower_train.bench.sides import BenchmarkOptions
 from tower_train.workload import DataRequest
 
 v1 = tf.compat.v1
 CLASSES, PER_FILE = 10, 40
 MODELS = ["convnet", "cifar10_94", "cifar10_95"]
 MIRRORED = "keras/MirroredStrategy 2"
-needs_torch = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="no PyTorch, a rival only")
+TORCH = next((version for version, packages in rivals.torches() if not packages), None)
+needs_torch = pytest.mark.skipif(not TORCH, reason="no PyTorch, a rival only")
 
 
 def rivals_of(model):
@@ -93,8 +98,8 @@ def train_until_it_has(rival, request):
     [
         ("convnet", "port/2 towers"),
         ("cifar10_94", "keras/fit bfloat16"),
-        pytest.param("cifar10_94", "torch", marks=needs_torch),
-        pytest.param("cifar10_94", "torch/bfloat16", marks=needs_torch),
+        pytest.param("cifar10_94", f"torch {TORCH}", marks=needs_torch),
+        pytest.param("cifar10_94", f"torch {TORCH}/bfloat16", marks=needs_torch),
     ],
 )
 def test_each_learns(model, name, request_for):
@@ -106,6 +111,28 @@ def test_each_learns(model, name, request_for):
         assert train_until_it_has(rival, request_for)
     finally:
         keras.config.set_dtype_policy("float32")  # of the other tests in this process
+
+
+def test_other_versions_of_pytorch_are_sides_of_their_own(tmp_path, monkeypatch):
+    """A process takes modules of the side's folder first."""
+    for version in ("2.1", "2.9"):
+        metadata = tmp_path / version / f"torch-{version}+cpu.dist-info" / "METADATA"
+        metadata.parent.mkdir(parents=True)
+        metadata.write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}+cpu\n")
+    monkeypatch.setenv("TORCH_PATHS", f"{tmp_path}/2.1:{tmp_path}/2.9")
+    found = rivals_of("cifar10_94")
+    assert {name: found[name].packages for name in ("torch 2.1", "torch 2.9/bfloat16")} == {
+        "torch 2.1": f"{tmp_path}/2.1", "torch 2.9/bfloat16": f"{tmp_path}/2.9",
+    }  # fmt: skip
+    (tmp_path / "2.1/of_the_side.py").write_text(
+        "def train(request, batch_size, after_step):\n    while not after_step(0.0):\n        pass\n"
+    )
+    side, options = dataclasses.replace(found["torch 2.1"], train="of_the_side:train"), BenchmarkOptions(device="cpu")
+    with sides.forking(), measure.Worker(side, options, tmp_path / "process") as worker:
+        assert worker.answer()["examples_per_step"] == options.batch_size
+    monkeypatch.setenv("TORCH_PATHS", str(tmp_path))
+    with pytest.raises(errors.ConfigError, match=f"^TORCH_PATHS: {tmp_path} holds no PyTorch"):
+        rivals_of("cifar10_94")
 
 
 def test_mirrored_replicas_learn(request_for):

@@ -39,7 +39,7 @@ class Worker:
         self.title, self._timeout_secs, self._stderr_path = side.title, options.timeout_secs, scratch / "stderr"
         spec = {
             "train": side.train, "arguments": side.arguments, "batch_size": side.batch_size or options.batch_size,
-            "dataset": options.dataset, "data_dir": options.data_dir, "started": time.time(),
+            "dataset": options.dataset, "data_dir": options.data_dir, "started": time.time(), "packages": side.packages,
         }  # fmt: skip
         environment = os.environ | {"TMPDIR": str(scratch), "TF_FORCE_GPU_ALLOW_GROWTH": "true"}  # room for others
         if options.device == "cpu":

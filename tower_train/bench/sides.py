@@ -93,6 +93,7 @@ class Side:
       is_quick: whether --quick has it.
       label: its name in tables and figures; empty if that is `name`. It ends with ', DTYPE' if that is not float32.
       batch_size: examples per step; None for --batch_size.
+      packages: folder of packages that the side's process imports instead of those of the environment.
     """
 
     name: str
@@ -103,6 +104,7 @@ class Side:
     is_quick: bool = False
     label: str = ""
     batch_size: int | None = None
+    packages: str | None = None
 
     @property
     def title(self) -> str:

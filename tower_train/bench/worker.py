@@ -100,6 +100,8 @@ def main(argv: list[str]) -> int:
     console.import_tensorflow()
     from tower_train.workload import DataRequest
 
+    if spec["packages"]:
+        sys.path.insert(0, spec["packages"])
     module, _, function = spec["train"].partition(":")
     pacer = Pacer(channel, sys.stdin, spec["started"], spec["batch_size"])
     train = getattr(importlib.import_module(module), function)
