@@ -2,12 +2,15 @@
 
 import dataclasses
 import functools
+import math
 
 from cifar10 import augment, cifar10_94, convnet, crops, minigooglenet, resnet, shifts, source
+from tower_train import errors
 from tower_train.data import augmentation
 from tower_train.options import TRAINING, option
 from tower_train.workload import Workload
 
+_QUICK_RECIPES = {"cifar10_94": cifar10_94.SIZES, "cifar10_95": cifar10_94.SIZES_95}  # {model: --image_sizes}
 _QUICK = dict(inference=None, augment=shifts.augment, test_time_augmentation=shifts.views, unsure=shifts.unsure)
 # The models' differences from the fields below.
 _MODELS = {
@@ -33,6 +36,31 @@ class Cifar10Options(augmentation.ImageOptions):
         "epochs), cifar10_95 (wider, to 95 % in 12), minigooglenet, resnet20, resnet56", TRAINING,
         allowed=tuple(_MODELS), resume="same",
     )  # fmt: skip
+    image_sizes: str | None = option(
+        None, "EPOCH:PIXELS,...: height and width of training images from an epoch on (32; the recipes begin with "
+        "less)", TRAINING, resume="note", needs=("model", *_QUICK_RECIPES),
+    )  # fmt: skip
+
+    def check(self):
+        self.sizes()
+
+    def sizes(self) -> dict[float, int]:
+        """Returns {epochs seen: pixels from then on}; ConfigError if --image_sizes cannot be read."""
+        if self.image_sizes is None:
+            return {0: crops.SIZE}
+        try:
+            parts = (part.split(":") for part in self.image_sizes.split(","))
+            sizes = {float(epoch): int(pixels) for epoch, pixels in parts}
+        except ValueError:
+            sizes = {}
+        least = cifar10_94.LEAST_SIZE
+        from_start = 0 in sizes and all(0 <= epoch < math.inf for epoch in sizes)
+        if not from_start or not all(least <= size <= crops.SIZE for size in sizes.values()):
+            raise errors.ConfigError(
+                f"--image_sizes={self.image_sizes}: it must be EPOCH:PIXELS,..., from epoch 0 on, {least} to "
+                f"{crops.SIZE} pixels, such as 0:24,4.5:32."
+            )
+        return sizes
 
 
 def workload(options: Cifar10Options) -> Workload:
@@ -46,9 +74,14 @@ def workload(options: Cifar10Options) -> Workload:
         datasets=source.DATASETS,
         options=options,
         configure=workload,
-        recipes={name: {"model": name} for name, model in _MODELS.items() if "recipe" in model},
-    )
+        recipes={
+            name: {"model": name} | ({"image_sizes": _QUICK_RECIPES[name]} if name in _QUICK_RECIPES else {})
+            for name, model in _MODELS.items() if "recipe" in model
+        },
+    )  # fmt: skip
     fields = common | _MODELS[options.model]
+    if options.model in _QUICK_RECIPES:
+        fields["inference_for"] = functools.partial(fields["inference_for"], sizes=options.sizes())
     return Workload(**(fields | augmentation.functions(options, augment=fields["augment"])))
 
 

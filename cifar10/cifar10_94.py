@@ -9,12 +9,13 @@ norm after every step, which leaves their decay no effect, and it evaluates othe
 
 import functools
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
 
 from cifar10 import whitening
-from cifar10.convolution import convolution, max_pool
+from cifar10.convolution import convolution, is_by_spectra, max_pool
 from tower_train import initializers, layers
 from tower_train.workload import Examples
 
@@ -24,6 +25,8 @@ NUM_CLASSES = 10
 WIDTHS = 64, 256, 256  # of the three blocks: section 3.1
 WIDTHS_95 = 128, 384, 384  # for 95 %: airbench95 of the same repository
 WHITENED_IMAGES = 5000  # section 3.2: the first training images, whose patches the fixed first layer whitens
+FULL_SIZE = {0: 32}  # {epochs seen: pixels each way}
+LEAST_SIZE = 9  # of images, of which whitening and three poolings leave one pixel
 WHITENING_BIAS_EPOCHS = 0.2  # script: seven steps, at a rate that falls to 0; here at half of it
 LOGIT_SCALE = 1 / 9  # airbench94_muon; the script divides by the number of features
 MOVING_MOMENTUM = 0.5566  # of batch normalisation's moving statistics: script
@@ -53,6 +56,7 @@ RECIPE = {
     "dtype": "auto",
     "eval_at_end": True,
 }
+SIZES = SIZES_95 = "0:24,4.5:32"  # --image_sizes
 RECIPE_95 = RECIPE | {"epochs": 12}  # airbench95, without Muon, takes 15
 
 
@@ -61,13 +65,15 @@ def head_rate(num_features: int) -> float:
     return 0.5415 * BATCH / (num_features * LOGIT_SCALE) ** 2
 
 
-def inference_for(examples: Examples, widths=WIDTHS):
-    """Returns the network of these widths, whose first layer whitens these examples."""
+def inference_for(examples: Examples, widths=WIDTHS, sizes=FULL_SIZE):
+    """Returns the network of these widths for images of these sizes, whose first layer whitens these examples."""
     kernels = initializers.FromExamples(examples, WHITENED_IMAGES, lambda images, labels: whitening.kernels(images))
-    return functools.partial(inference, whitening_kernels=kernels, widths=widths)
+    return functools.partial(inference, whitening_kernels=kernels, widths=widths, sizes=sizes)
 
 
-def inference(images: tf.Tensor, training: bool, whitening_kernels, widths=WIDTHS) -> tf.Tensor:
+def inference(
+    images: tf.Tensor, training: bool, whitening_kernels, widths=WIDTHS, sizes: Mapping[float, int] = FULL_SIZE
+) -> tf.Tensor:
     """Builds the network: images [batch, 32, 32, 3] to logits [batch, 10].
 
     Args:
@@ -75,14 +81,15 @@ def inference(images: tf.Tensor, training: bool, whitening_kernels, widths=WIDTH
       training: normalise with the batch's statistics, or with the moving ones.
       whitening_kernels: initializer of the first layer's kernels.
       widths: numbers of filters in the three blocks.
+      sizes: {epochs seen: pixels each way, from then on}, in training.
     """
-    pixels_first = not layers.on_gpu()  # the order of axes in which `convolution` is fastest; cuDNN wants the usual one
+    if sizes != FULL_SIZE:
+        images = layers.progressive_resize(images, sizes)
+    map_sizes = [size - whitening.SIZE + 1 for size in sizes.values()]
+    pixels_first = is_by_spectra(images.dtype)  # the order of axes in which those are fastest
 
     def convolved(maps, filters):
-        return convolution(maps, _kernels(maps, filters), pixels_first)
-
-    def pooled(maps, size):
-        return max_pool(maps, size, pixels_first)
+        return convolution(maps, _kernels(maps, filters), pixels_first, sizes=map_sizes)
 
     for number, width in enumerate(widths, start=1):
         with v1.variable_scope(f"block{number}/conv1"):
@@ -90,11 +97,12 @@ def inference(images: tf.Tensor, training: bool, whitening_kernels, widths=WIDTH
                 maps = _begin(images, whitening_kernels, width)
                 maps = tf.transpose(maps, [1, 2, 0, 3]) if pixels_first else maps
             else:
-                maps = pooled(convolved(maps, width), 2)
+                maps = max_pool(convolved(maps, width), 2, pixels_first)
+            map_sizes = [size // 2 for size in map_sizes]
             maps = scaled_swish(_normalized(maps, training))
         with v1.variable_scope(f"block{number}/conv2"):
             maps = scaled_swish(_normalized(convolved(maps, width), training))
-    features = tf.squeeze(pooled(maps, 3), [0, 1] if pixels_first else [1, 2])
+    features = tf.reduce_max(maps, [0, 1] if pixels_first else [1, 2])
     rate = head_rate(features.shape[-1])
     with v1.variable_scope("head"), _moved_at(rate):
         uniform = v1.variance_scaling_initializer(1 / 3, distribution="uniform")  # PyTorch's default

@@ -10,7 +10,7 @@ The mathematics is the same, and so is the rounding: to 2e-7 in float32. `fastes
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -60,17 +60,20 @@ class Axes(NamedTuple):
 
 
 def convolution(
-    inputs: tf.Tensor, weights: tf.Tensor, pixels_first: bool = False, algorithm: Algorithm | None = None
-) -> tf.Tensor:
+    inputs: tf.Tensor, weights: tf.Tensor, pixels_first: bool = False, algorithm: Algorithm | None = None,
+    sizes: Sequence[int] = (),
+) -> tf.Tensor:  # fmt: skip
     """Equals `tf.nn.conv2d(inputs, weights, strides=1, padding="SAME")`, in less time on a CPU.
 
     On a GPU it is TensorFlow's convolution, since cuDNN chooses among algorithms by itself.
 
     Args:
-      inputs: floating point [batch, height, width, channels]; all but the batch is static.
+      inputs: floating point [batch, height, width, channels]; the channels are static, height and width unless there
+        are `sizes`.
       weights: [taps, taps, channels, filters]; odd numbers of taps.
       pixels_first: inputs and outputs are [height, width, batch, ...], in which spectra need no other order.
       algorithm: on a CPU; None for `fastest`.
+      sizes: the heights that inputs may have, and widths, which are the same.
 
     Returns:
       [batch, height, width, filters], or [height, width, batch, filters].
@@ -78,7 +81,7 @@ def convolution(
     if layers.on_gpu():
         return _direct(inputs, weights, pixels_first)
     algorithm = algorithm or fastest(inputs.dtype, inputs.shape[-1])
-    convolve = _by_spectra if algorithm.by_spectra else _direct
+    convolve = functools.partial(_by_spectra, sizes=sizes) if algorithm.by_spectra else _direct
     if not algorithm.in_float32:
         return convolve(inputs, weights, pixels_first)
     return tf.cast(convolve(tf.cast(inputs, tf.float32), tf.cast(weights, tf.float32), pixels_first), inputs.dtype)
@@ -95,15 +98,31 @@ def fastest(dtype: tf.DType, channels: int) -> Algorithm:
     return algorithm if channels >= _LEAST_CHANNELS else algorithm._replace(by_spectra=False)
 
 
+def is_by_spectra(dtype: tf.DType) -> bool:
+    """Returns whether `convolution` multiplies spectra here, of inputs with enough channels."""
+    return not layers.on_gpu() and fastest(dtype, _LEAST_CHANNELS).by_spectra
+
+
 def _direct(inputs: tf.Tensor, weights: tf.Tensor, pixels_first: bool) -> tf.Tensor:
     maps = tf.transpose(inputs, [2, 0, 1, 3]) if pixels_first else inputs
     outputs = tf.nn.conv2d(maps, weights, strides=1, padding="SAME")
     return tf.transpose(outputs, [1, 2, 0, 3]) if pixels_first else outputs
 
 
-def _by_spectra(inputs: tf.Tensor, weights: tf.Tensor, pixels_first: bool) -> tf.Tensor:
+def _by_spectra(inputs: tf.Tensor, weights: tf.Tensor, pixels_first: bool, sizes: Sequence[int]) -> tf.Tensor:
     maps = inputs if pixels_first else tf.transpose(inputs, [1, 2, 0, 3])
-    of_maps, of_kernels, to_outputs = transforms(tuple(maps.shape[:2]), tuple(weights.shape[:2]))
+    taps = tuple(weights.shape[:2])
+
+    def of_size(height: int, width: int) -> tuple[Axes, Axes, Axes]:
+        constant = functools.partial(tf.constant, dtype=maps.dtype)
+        return tf.nest.map_structure(constant, transforms((height, width), taps))
+
+    if maps.shape[:2].is_fully_defined():
+        axes = of_size(*maps.shape[:2])
+    else:
+        which = tf.argmax(tf.equal(tf.shape(maps)[0], sizes), output_type=tf.int32)
+        axes = tf.switch_case(which, [functools.partial(of_size, size, size) for size in sizes])
+    of_maps, of_kernels, to_outputs = axes
     factors = zip(_spectrum(maps, of_maps), _spectrum(weights, of_kernels), strict=True)
     products = [tf.matmul(of_x, of_g) for of_x, of_g in factors]
     outputs = _image(products, to_outputs)
@@ -197,19 +216,23 @@ def _back_along_second(inverse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _spectrum(values: tf.Tensor, axes: Axes) -> tuple[tf.Tensor, tf.Tensor]:
     """Transforms [height, width, c, d] to the factors: [2 * points, c, d] and [sequences * points, c, d]."""
-    height, width, *last = (-1 if size is None else size for size in values.shape)  # the batch's may not be known
-    first, at_ends, at_inner = (tf.constant(matrix, values.dtype) for matrix in axes)
-    ends, inner = tf.split(tf.matmul(first, tf.reshape(values, [height, -1])), [2, len(axes.first) - 2])
-    ends = tf.matmul(at_ends, tf.reshape(ends, [2, width, -1]))
-    inner = tf.matmul(at_inner, tf.reshape(inner, [len(axes.first) // 2 - 1, 2 * width, -1]))
-    return tuple(tf.reshape(part, [part.shape[0] * part.shape[1], *last]) for part in (ends, inner))
+    height, width, *last = _shape(values)
+    length = _shape(axes.first)[0]
+    ends, inner = tf.split(tf.matmul(axes.first, tf.reshape(values, [height, -1])), [2, length - 2])
+    ends = tf.matmul(axes.ends, tf.reshape(ends, [2, width, -1]))
+    inner = tf.matmul(axes.inner, tf.reshape(inner, [length // 2 - 1, 2 * width, -1]))
+    return tuple(tf.reshape(part, [_shape(part)[0] * _shape(part)[1], *last]) for part in (ends, inner))
 
 
 def _image(products: list[tf.Tensor], axes: Axes) -> tf.Tensor:
     """Transforms the products, [2 * points, batch, filters] and so on, to [height, width, batch, filters]."""
-    first, at_ends, at_inner = (tf.constant(matrix, products[0].dtype) for matrix in axes)
-    (height, length), width, filters = axes.first.shape, len(axes.ends), products[0].shape[-1]
-    ends = tf.matmul(at_ends, tf.reshape(products[0], [2, axes.ends.shape[1], -1]))
-    inner = tf.matmul(at_inner, tf.reshape(products[1], [length // 2 - 1, axes.inner.shape[1], -1]))
+    (height, length), (width, of_ends), of_inner = _shape(axes.first), _shape(axes.ends), _shape(axes.inner)[1]
+    ends = tf.matmul(axes.ends, tf.reshape(products[0], [2, of_ends, -1]))
+    inner = tf.matmul(axes.inner, tf.reshape(products[1], [length // 2 - 1, of_inner, -1]))
     rows = tf.concat([tf.reshape(ends, [2, -1]), tf.reshape(inner, [length - 2, -1])], axis=0)
-    return tf.reshape(tf.matmul(first, rows), [height, width, -1, filters])
+    return tf.reshape(tf.matmul(axes.first, rows), [height, width, -1, products[0].shape[-1]])
+
+
+def _shape(tensor: tf.Tensor) -> list[int | tf.Tensor]:
+    """Returns the sizes of the axes: numbers if static, else scalars."""
+    return [tf.shape(tensor)[i] if size is None else size for i, size in enumerate(tensor.shape)]

@@ -1,14 +1,16 @@
 """Layers that depend on the towers: batch normalisation, dropout and other random numbers.
 
-Also `frozen`, `param_group` and `gradient_until`, for weights that are trained differently or not at all; `on_gpu`, for
-layers with another fastest form there.
+Also `frozen`, `param_group` and `gradient_until`, for weights that are trained differently or not at all;
+`progressive_resize`, for images that are small at first; `on_gpu`, for layers with another fastest form there.
 """
 
 import contextlib
 import dataclasses
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
@@ -131,6 +133,50 @@ def gradient_until(
         return tf.identity(unchanged), gradient
 
     return apply(early, outputs)
+
+
+def progressive_resize(images: tf.Tensor, sizes: Mapping[float, int]) -> tf.Tensor:
+    """Resizes images to the size of the current epoch: training begins on small ones, which take less time.
+
+    A size holds for all towers from the first step at which its number of epochs has been seen. Bilinear, and smoothed
+    where it shrinks, as `tf.image.resize(images, size, antialias=True)`. Outside of training images stay as they are.
+
+    Args:
+      images: floating point [batch, height, width, channels]; all but the batch is static.
+      sizes: {epochs seen: height and width from then on, in pixels}; one of them from 0 on.
+
+    Returns:
+      [batch, height, width, channels], of a height and width that are not static in training.
+
+    Raises:
+      GraphError: sizes has none from 0 on, or one below 1.
+    """
+    if 0 not in sizes or min(sizes.values()) < 1:
+        raise errors.GraphError(
+            f"layers.progressive_resize(sizes={dict(sizes)}): give a size of 1 or more from epoch 0 on, as in "
+            "{0: 24, 4.5: 32}."
+        )
+    epochs_seen = context.current().epochs_seen
+    if epochs_seen is None:  # not in training
+        return images
+    begun = tf.cast(epochs_seen >= np.array(sorted(sizes), np.float64), tf.int32)
+    ordered = [sizes[epoch] for epoch in sorted(sizes)]
+
+    def matrix(axis: int) -> tf.Tensor:  # [height or width of now, that of images]
+        from_size = images.shape[axis]
+        choices = [functools.partial(tf.constant, _resizing(from_size, to), images.dtype) for to in ordered]
+        return tf.ensure_shape(tf.switch_case(tf.reduce_sum(begun) - 1, choices), [None, from_size])
+
+    rows = tf.einsum("nhwc,ih->niwc", images, matrix(1))
+    return tf.einsum("niwc,jw->nijc", rows, matrix(2))
+
+
+def _resizing(from_size: int, to_size: int) -> np.ndarray:
+    """Returns [to_size, from_size], the weights of pixels of an axis: triangles about the places of the new ones."""
+    scale = from_size / to_size
+    places = (np.arange(to_size)[:, np.newaxis] + 0.5) * scale - 0.5
+    triangles = np.maximum(0, 1 - np.abs(np.arange(from_size) - places) / max(scale, 1))
+    return triangles / triangles.sum(axis=1, keepdims=True)
 
 
 def weights(

@@ -12,7 +12,7 @@ import values
 
 import cifar10
 from cifar10 import cifar10_94, crops, records, whitening
-from tower_train import layers
+from tower_train import errors, layers
 from tower_train.graph import context
 from tower_train.workload import DataRequest
 
@@ -86,6 +86,26 @@ def test_it_begins_with_whitened_patches_that_are_passed_on(examples, cifar10_di
             assert (
                 0.9 < others.std() * np.sqrt(3 * 9 * channels) < 1.1 and np.abs(others).max() <= (9 * channels) ** -0.5
             )
+
+
+def test_images_are_small_at_first(examples):
+    """In the sizes of the option, of which the recipes have their own."""
+    workload = cifar10.WORKLOAD.with_options({"model": "cifar10_94", "image_sizes": "0:24,2.5:32"})
+    for epochs, pixels in ((0.0, 24), (2.4, 24), (2.5, 32)):
+        with tf.Graph().as_default() as graph, v1.Session() as session:
+            with context.entered(context.Context(epochs_seen=tf.constant(epochs, tf.float64))):
+                workload.for_examples(examples).inference(tf.zeros([2, 32, 32, 3]), True)
+            [whitened] = [op.inputs[0] for op in graph.get_operations() if op.type == "Conv2D"][:1]
+            assert session.run(tf.shape(whitened)).tolist() == [2, pixels, pixels, 3]
+    for name in ("cifar10_94", "cifar10_95"):
+        values = cifar10.WORKLOAD.recipe_options(name, {})
+        assert cifar10.WORKLOAD.with_options(values).options.sizes().keys() > {0}
+
+
+@pytest.mark.parametrize("text", ["24", "0:24,x:32", "1:24", "0:24,-1:32", "0:24,nan:32", "0:8", "0:33", ""])
+def test_sizes_of_images_that_cannot_be_are_one_line(text):
+    with pytest.raises(errors.ConfigError, match=f"^--image_sizes={text}: it must be EPOCH:PIXELS,.*9 to 32 pixels"):
+        cifar10.WORKLOAD.with_options({"model": "cifar10_94", "image_sizes": text})
 
 
 @pytest.mark.parametrize("model, features, weights", [("cifar10_94", 256, 1_971_352), ("cifar10_95", 384, None)])

@@ -1,4 +1,5 @@
-"""layers.frozen and layers.gradient_until: what is not trained stays as it is, costs nothing, and is evaluated so."""
+"""layers.frozen and layers.gradient_until: what is not trained stays as it is, costs nothing, and is evaluated so.
+layers.progressive_resize: images of the size of the epoch."""
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ import toy_workload
 import trainings
 
 import tower_train
-from tower_train import layers
+from tower_train import errors, layers
 from tower_train.config import Config
 from tower_train.graph import context
 from tower_train.workload import DataRequest
@@ -89,3 +90,39 @@ def test_outside_of_training_it_is_the_function():
         early, late = tf.constant(3.0), tf.constant(5.0)
         outputs = layers.gradient_until(2, tf.multiply, early, late)
         assert session.run([outputs, *tf.gradients(outputs, [early, late])]) == [15, 5, 3]
+
+
+@pytest.mark.parametrize("epochs_seen, size", [(0.0, 20), (0.99, 20), (1.0, 13), (2.5, 32), (7.0, 32)])
+def test_images_have_the_size_of_the_epoch(epochs_seen, size):
+    images = np.random.default_rng(0).normal(size=[2, 16, 24, 3]).astype(np.float32)
+    with tf.Graph().as_default(), v1.Session() as session:
+        with context.entered(context.Context(epochs_seen=tf.constant(epochs_seen, tf.float64))):
+            resized = layers.progressive_resize(tf.constant(images), {2.5: 32, 0: 20, 1: 13})
+        expected = tf.image.resize(images, [size, size], antialias=True)
+        assert resized.shape.as_list() == [2, None, None, 3]
+        np.testing.assert_allclose(*session.run([resized, expected]), rtol=0, atol=1e-5)
+
+
+def test_images_keep_their_size_outside_of_training():
+    images = tf.zeros([2, 16, 24, 3])
+    assert layers.progressive_resize(images, {0: 8}) is images
+    for sizes in ({1: 24}, {0: 24, 3: 0}, {}):
+        with pytest.raises(errors.GraphError, match=r"sizes=.*from epoch 0"):
+            layers.progressive_resize(images, sizes)
+
+
+def test_towers_change_the_size_together():
+    """Ten examples are an epoch, which ends within the third step, on the second of its towers."""
+
+    def network(images, training):
+        resized = layers.progressive_resize(images, {0: 5, 1: 8})
+        kernels = v1.get_variable("kernels", [3, 3, 3, 4], images.dtype)
+        features = tf.reduce_max(tf.nn.relu(tf.nn.conv2d(resized, kernels, 1, "SAME")), [1, 2])
+        return toy_workload.layer("softmax_linear", features, 3)
+
+    rng = np.random.default_rng(0)
+    examples = tower_train.Examples.from_arrays("images", rng.normal(size=[10, 8, 8, 3]), rng.integers(3, size=10))
+    workload = tower_train.Workload("resized", lambda request: examples, network)
+    options = dict(global_batch_size=4, optimizer="momentum", learning_rate=0.1, dtype="float64")
+    one, two = (trainings.train(workload, examples, 6, num_gpus=count, **options) for count in (1, 2))
+    trainings.assert_same(two, one)
