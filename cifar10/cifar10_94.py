@@ -9,7 +9,7 @@ norm after every step, which leaves their decay no effect, and it evaluates othe
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -94,7 +94,7 @@ def inference(
     for number, width in enumerate(widths, start=1):
         with v1.variable_scope(f"block{number}/conv1"):
             if number == 1:
-                maps = _begin(images, whitening_kernels, width)
+                maps = _begin(images, whitening_kernels, width, map_sizes)
                 maps = tf.transpose(maps, [1, 2, 0, 3]) if pixels_first else maps
             else:
                 maps = max_pool(convolved(maps, width), 2, pixels_first)
@@ -123,7 +123,7 @@ def scaled_swish(x: tf.Tensor) -> tf.Tensor:
     return y, lambda upstream: upstream * (u + y * (2 - u))
 
 
-def _begin(images: tf.Tensor, whitening_kernels, width: int) -> tf.Tensor:
+def _begin(images: tf.Tensor, whitening_kernels, width: int, sizes: Sequence[int]) -> tf.Tensor:
     """Applies the whitening, the first convolution and its pooling: [batch, 32, 32, 3] to [batch, 15, 15, width]."""
     with v1.variable_scope("whitening"):
         shape = [whitening.SIZE, whitening.SIZE, 3, whitening.NUM_KERNELS]
@@ -136,7 +136,7 @@ def _begin(images: tf.Tensor, whitening_kernels, width: int) -> tf.Tensor:
 
     def convolved(biases, weights):
         activated = scaled_swish(tf.nn.bias_add(whitened, IN * biases))
-        return convolution(activated, weights)
+        return convolution(activated, weights, sizes=sizes)
 
     maps = layers.gradient_until(WHITENING_BIAS_EPOCHS, convolved, biases, _kernels(whitened, width))
     return tf.nn.max_pool2d(maps, 2, 2, "VALID")

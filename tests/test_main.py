@@ -3,13 +3,14 @@
 import io
 import os
 import signal
+import subprocess
 import sys
 
 import jobs
 import pytest
 
 from cifar10 import generated
-from tower_train import Config, EvaluateOptions, __main__, console, errors, evaluate_run, train
+from tower_train import Config, EvaluateOptions, __main__, console, errors, evaluate_run, host, train
 from tower_train.options import command_line
 from tower_train.run import signals
 from tower_train.run import train as running
@@ -93,6 +94,51 @@ def test_whoever_is_stuck_starts_again_if_it_is_to_wait_and_was_not_told_to_end(
     assert left.value.code == (143 if signalled else 138)
     assert started_again == [{"REMEMBERED": "1"}] * is_started_again
     assert "worker 1 is missing" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("offered", "library", "before", "expected"),
+    [
+        ("always [madvise] never", "glibc 2.35", None, "glibc.malloc.hugetlb=1"),
+        ("always [madvise] never", "glibc 2.40", "glibc.malloc.check=0", "glibc.malloc.check=0:glibc.malloc.hugetlb=1"),
+        ("always [madvise] never", "glibc 3.0.1", "", "glibc.malloc.hugetlb=1"),
+        ("always [madvise] never", "glibc 2.36", "glibc.malloc.hugetlb=0", None),
+        ("always [madvise] never", "glibc 2.34", None, None), ("always [madvise] never", None, None, None),
+        ("[always] madvise never", "glibc 2.36", None, None), ("always madvise [never]", "glibc 2.36", None, None),
+        (None, "glibc 2.36", None, None),
+    ],
+)  # fmt: skip
+def test_huge_pages_are_asked_for_where_that_is_of_use(offered, library, before, expected, tmp_path, monkeypatch):
+    def confstr(name):
+        if library is None:
+            raise ValueError("unrecognized configuration name")
+        return library
+
+    monkeypatch.setattr(host, "HUGE_PAGES", tmp_path / "enabled")
+    monkeypatch.setattr(os, "confstr", confstr)
+    monkeypatch.delenv("GLIBC_TUNABLES")
+    if offered is not None:
+        host.HUGE_PAGES.write_text(f"{offered}\n")
+    if before is not None:
+        monkeypatch.setenv("GLIBC_TUNABLES", before)
+    assert host.huge_pages() == ({} if expected is None else {"GLIBC_TUNABLES": expected})
+
+
+def test_a_training_starts_again_with_them_in_the_same_process(tmp_path, monkeypatch):
+    """Once, with its command line; --help does not."""
+    monkeypatch.delenv("GLIBC_TUNABLES")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\nprint(os.getpid(), os.environ.get('GLIBC_TUNABLES'), file=open(os.environ['STARTS'], 'a'))\n"
+    )
+    for word in ("--num_gpus=x", "--help"):
+        environment = jobs.environment(tmp_path) | {"STARTS": str(tmp_path / word)}
+        command = [sys.executable, "-m", "tower_train", word]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        starts = (tmp_path / word).read_text().splitlines()
+        again = host.huge_pages().values() if word != "--help" else []
+        assert [start.partition(" ")[2] for start in starts] == ["None", *again]
+        assert len({start.partition(" ")[0] for start in starts}) == 1
+        assert word == "--help" or "--num_gpus=x: it must be" in done.stderr
 
 
 def test_ctrl_c_before_the_first_step_is_no_traceback(monkeypatch, capsys):

@@ -12,7 +12,7 @@ import values
 
 import cifar10
 from cifar10 import cifar10_94, crops, records, whitening
-from tower_train import errors, layers
+from tower_train import errors, host, layers
 from tower_train.graph import context
 from tower_train.workload import DataRequest
 
@@ -88,15 +88,22 @@ def test_it_begins_with_whitened_patches_that_are_passed_on(examples, cifar10_di
             )
 
 
-def test_images_are_small_at_first(examples):
-    """In the sizes of the option, of which the recipes have their own."""
+@pytest.mark.parametrize("flags, dtype", [("amx_bf16", tf.bfloat16), ("avx512_bf16", tf.bfloat16), ("", tf.float32)])
+def test_images_are_small_at_first(examples, flags, dtype, tmp_path, monkeypatch):
+    """In the sizes of the option, of which the recipes have their own; for every algorithm of a convolution."""
+    monkeypatch.setattr(host, "CPUINFO", tmp_path / "cpuinfo")
+    host.CPUINFO.write_text(f"flags : fpu {flags}\n")
     workload = cifar10.WORKLOAD.with_options({"model": "cifar10_94", "image_sizes": "0:24,2.5:32"})
     for epochs, pixels in ((0.0, 24), (2.4, 24), (2.5, 32)):
         with tf.Graph().as_default() as graph, v1.Session() as session:
             with context.entered(context.Context(epochs_seen=tf.constant(epochs, tf.float64))):
-                workload.for_examples(examples).inference(tf.zeros([2, 32, 32, 3]), True)
-            [whitened] = [op.inputs[0] for op in graph.get_operations() if op.type == "Conv2D"][:1]
-            assert session.run(tf.shape(whitened)).tolist() == [2, pixels, pixels, 3]
+                logits = workload.for_examples(examples).inference(tf.zeros([2, 32, 32, 3], dtype), True)
+            whitened = next(op.inputs[0] for op in graph.get_operations() if op.type == "Conv2D")
+            gradients = [
+                gradient for gradient in tf.gradients(logits, v1.trainable_variables()) if gradient is not None
+            ]
+            session.run(v1.global_variables_initializer())
+            assert session.run([tf.shape(whitened), *gradients])[0].tolist() == [2, pixels, pixels, 3]
     for name in ("cifar10_94", "cifar10_95"):
         values = cifar10.WORKLOAD.recipe_options(name, {})
         assert cifar10.WORKLOAD.with_options(values).options.sizes().keys() > {0}

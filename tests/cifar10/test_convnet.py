@@ -61,6 +61,7 @@ def test_networks_have_the_published_size(name):
 
 BFLOAT16 = tf.bfloat16.as_numpy_dtype
 SPECTRA, DIRECT = Algorithm(by_spectra=True), Algorithm(by_spectra=False)
+JOINED = Algorithm(by_spectra=False, joins=True)
 
 
 def run(convolve, inputs, weights, output_gradients):
@@ -120,12 +121,31 @@ def test_a_size_may_be_one_of_several(size):
         np.testing.assert_allclose(found, exact, rtol=0, atol=1e-12 * np.abs(exact).max())
 
 
+@pytest.mark.parametrize("batch, joined", [(6, 3), (4, 2), (7, 1), (None, 1)])
+@pytest.mark.parametrize("sizes", [(), (9, 7)])
+def test_images_side_by_side_have_the_same_gradient(batch, joined, sizes):
+    """As many of a batch as divide it and fit into a row of 32 pixels: three of 9, or of up to 9, and a gap."""
+    size = min(sizes, default=9)
+    tensors = draw(batch or 5, size, size, 4, 6, (3, 3))
+    shape = [batch, *([None, None] if sizes else [9, 9]), 4]
+    expected = run(lambda x, w: tf.nn.conv2d(x, w, strides=1, padding="SAME"), *tensors)
+    with tf.Graph().as_default() as graph, v1.Session() as session:
+        x, w = v1.placeholder(tf.float64, shape), tf.constant(tensors[1])
+        y = convolution(x, w, algorithm=JOINED, sizes=sizes)
+        gradients = tf.gradients(y, [x, w], grad_ys=tf.constant(tensors[2]))
+        [of_weights] = [op for op in graph.get_operations() if op.type == "Conv2DBackpropFilter"]
+        found, width = session.run([[y, *gradients], tf.shape(of_weights.inputs[0])[2]], {x: tensors[0]})
+    assert width == (size if joined == 1 else joined * (size + 1))
+    for each, exact in zip(found, expected, strict=True):
+        np.testing.assert_allclose(each, exact, rtol=0, atol=1e-12 * np.abs(exact).max())
+
+
 def test_dtype_and_processor_name_the_algorithm(tmp_path, monkeypatch):
     """Few channels are not worth the transforms."""
     monkeypatch.setattr(host, "CPUINFO", tmp_path / "cpuinfo")
     for dtype, flags, algorithm in (
         ("float32", "amx_bf16", SPECTRA), ("float64", "", SPECTRA), ("float16", "", Algorithm(True, in_float32=True)),
-        ("bfloat16", "avx512_bf16 amx_bf16", DIRECT), ("bfloat16", "avx512_bf16", SPECTRA),
+        ("bfloat16", "avx512_bf16 amx_bf16", JOINED), ("bfloat16", "avx512_bf16", SPECTRA),
         ("bfloat16", "avx512f", Algorithm(True, in_float32=True)),
     ):  # fmt: skip
         host.CPUINFO.write_text(f"flags : fpu {flags}\n")
