@@ -102,6 +102,7 @@ class Contrastive(OneDevice, keras.Model):
         self.pairs.update_state(places, similarities)
         for slow, fast in zip(self.target.weights, self.encoder.weights, strict=True):
             slow.assign(0.9 * slow + 0.1 * fast)
+        self.temperature.assign(ops.clip(self.temperature, 0.01, 100.0))
 
     def tower_step(self, data):
         x, labels = data

@@ -42,7 +42,7 @@ def test_names_of_variables_do_not_tell_of_towers(num_towers):
 
 
 def test_initial_values_depend_on_the_seed_and_the_name_alone():
-    """Not on towers, other operations, or an initializer that variables share; one with a seed goes by that alone."""
+    """Not on towers, other variables, or an initializer that variables share; one with a seed goes by that alone."""
 
     def network(features, training):
         with v1.variable_scope("net", initializer=v1.random_normal_initializer()):
@@ -53,11 +53,14 @@ def test_initial_values_depend_on_the_seed_and_the_name_alone():
             outputs @= v1.get_variable(name, [4, 4], initializer=initializer())
         return outputs
 
+    def after_another(features, training):
+        return network(features @ v1.get_variable("z", [4, 4], initializer=tf.random_normal_initializer()), training)
+
     alone, together, other = (
-        {name: value.tobytes() for name, value in initial_values(network, **options).items()}
-        for options in ({}, dict(num_gpus=4, clip_gradients=1.0), dict(seed=1))
+        {name: value.tobytes() for name, value in initial_values(inference, **options).items()}
+        for inference, options in ((network, {}), (after_another, dict(num_gpus=4)), (network, dict(seed=1)))
     )
-    assert alone == together
+    assert together.pop("z") and alone == together
     assert alone.pop("own") == alone.pop("same") and other.pop("own") == other.pop("same")
     assert len({*alone.values(), *other.values()}) == 8
 
