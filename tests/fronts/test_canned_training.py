@@ -115,10 +115,3 @@ def test_keras_optimizers(tmp_path, towers=2):
     )
     both.train(input_fn(TARGET), steps=2)
     assert sum("momentum" in name for name in both.get_variable_names()) == 2  # of the kinds' weights and the bias
-
-
-def test_a_hook_finds_the_librarys_own_names_of_ops_on_two_towers(tmp_path):
-    estimator = tf_estimator.LinearRegressor([number], tmp_path, optimizer=SGD, config=config(2))
-    logged = tf_estimator.LoggingTensorHook({"loss": "linear/head/weighted_loss/Sum"}, every_n_iter=1)
-    estimator.train(input_fn(TARGET), hooks=[logged], steps=2)
-    assert estimator.get_variable_value("global_step") == 2

@@ -3,7 +3,6 @@
 import copy
 import json
 
-import jobs
 import numpy as np
 import pytest
 from regression import expected_weights, input_fn, make, weights_of
@@ -62,14 +61,7 @@ def test_parameter_servers_are_refused(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_evaluator_ends_once_it_has_evaluated_the_last_step_and_workers_evaluate_by_themselves(
-    tmp_path, monkeypatch
-):
+def test_workers_evaluate_by_themselves(tmp_path, monkeypatch):
     expected = make(tmp_path).train(input_fn, max_steps=3).evaluate(input_fn)
-    spec = tf_estimator.EvalSpec(input_fn, name="test", start_delay_secs=0, throttle_secs=0)
-    set_task(monkeypatch, CLUSTER, "evaluator")
-    tf_estimator.train_and_evaluate(make(tmp_path), tf_estimator.TrainSpec(input_fn, 3), spec)
-    [event] = jobs.events(tmp_path / "eval_test").Scalars("loss")
-    assert (event.step, event.value) == (3, pytest.approx(expected["loss"]))
     set_task(monkeypatch, {"worker": ["a:1", "b:1"]}, "worker", 1)
     assert make(tmp_path).evaluate(input_fn) == expected

@@ -26,14 +26,6 @@ def test_towers_train_the_weights_of_one_device_on_their_joined_batches(tmp_path
     ]  # fmt: skip
 
 
-def test_a_resumed_run_goes_on_with_the_weights_and_the_momentum(tmp_path):
-    for end in (4, 9):
-        make(tmp_path, 2).train(lambda end=end: input_fn(epochs=None).skip(2 * (end - 4)), max_steps=end)
-    batches = [*range(0, 32, 8), *range(40, 80, 8)]  # their first rows
-    values = expected_weights(9, 2, first_row=batches.__getitem__)
-    np.testing.assert_allclose(weights_of(make(tmp_path)), values, atol=1e-12)
-
-
 def test_hooks_find_the_first_towers_tensors_by_the_models_own_names_and_end_the_training(tmp_path):
     losses = []
 
