@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from keras_step_examples import EXAMPLES
 
-from tower_train import errors, multi_gpu_model, steps
+from tower_train import errors, multi_gpu_model
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=[16, 4]).astype(np.float32), RNG.integers(3, size=16)
@@ -137,28 +137,6 @@ def test_takes_what_fit_takes(data):
     assert "equal one device" in parallel().check(*data())
     with pytest.raises(errors.GraphError, match="differ from one device"):
         parallel(keras.layers.BatchNormalization(trainable=False), Centered()).check(*data())
-
-
-class OfFeatures(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.dense = keras.layers.Dense(4)
-
-    def call(self, inputs):
-        return self.dense(inputs)
-
-    def tower_step(self, x):  # not a tuple, as `fit` gives features alone
-        loss = keras.ops.mean(self(x, training=True) ** 2)
-        yield steps.Loss(loss)
-        return {"loss": loss}
-
-
-def test_features_alone_are_what_fit_makes_of_them():
-    model = OfFeatures()
-    model(X)
-    parallel = multi_gpu_model(model, gpus=2)
-    parallel.compile("adam")
-    assert "equal one device" in parallel.check(X) and "equal one device" in parallel.check(X, None)
 
 
 def test_a_step_with_optimizers_of_its_own_is_left_as_it_was():

@@ -6,8 +6,6 @@ import pytest
 import tensorflow as tf
 from keras_twins import CROSS_ENTROPY, assert_same, data, fit_both
 
-import tower_train
-
 layers, ops = keras.layers, keras.ops
 
 
@@ -37,21 +35,6 @@ class Measures(layers.Layer):
 
 class MeasuringModel(Measures, keras.Model):
     """Measures, but not in the history of a model around it."""
-
-
-class Counts(layers.Layer):
-    """Adds function(inputs) to a variable."""
-
-    def __init__(self, function, dtype):
-        super().__init__(dtype=dtype)
-        self.function = function
-
-    def build(self, _):
-        self.count = self.add_weight(shape=[], initializer="zeros", trainable=False, name="count")
-
-    def call(self, inputs):
-        self.count.assign_add(ops.cast(self.function(inputs), self.count.dtype))
-        return inputs
 
 
 def network(*middle):
@@ -156,13 +139,3 @@ def test_a_metric_that_a_layer_updates_is_that_of_the_whole_batch(float64):
     ours, keras_own = (float(model.layers[-2].measured.result()) for model, _ in trained[::-1])
     assert ours == pytest.approx(keras_own, rel=1e-12)
     assert {*measured, *(f"val_{name}" for name in measured)} <= trained[1][1].history.keys()
-
-
-@pytest.mark.parametrize(
-    ("dtype", "told"), [("float32", "the mean of what the towers assign"), ("int32", "what the first tower assigns")]
-)
-def test_other_assignments_are_a_mean_or_the_first_towers_and_said_so(capsys, dtype, told):
-    parallel = tower_train.multi_gpu_model(network(lambda: Counts(ops.max, dtype))(), gpus=2)
-    parallel.compile(**SETTINGS)
-    parallel.fit(*data(8, 4), verbose=0)
-    assert f"count gets {told}, each for its part of the batch" in capsys.readouterr().err

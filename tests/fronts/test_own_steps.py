@@ -92,6 +92,7 @@ class Own(keras.Model):
         self.step, self.dense, self.norm = step, layers.Dense(1), layers.BatchNormalization(momentum=0.9)
         self.dense.build([None, 4])
         self.count = self.add_weight(shape=(), initializer="zeros", trainable=False, name="count")
+        self.whole = self.add_weight((), "zeros", "int32", trainable=False, name="whole")
 
     def call(self, x):
         return self.dense(self.norm(x))
@@ -133,10 +134,6 @@ def test_callbacks_files_evaluation_and_moving_averages(tmp_path):
     np.testing.assert_allclose(other(x), outputs, atol=1e-6)
 
 
-def not_a_step(self, x):
-    return steps.Loss(ops.mean(self.dense(x)))
-
-
 def yielding(request):
     """A step that yields request(model, its batch, the loss)."""
 
@@ -173,7 +170,7 @@ def own_update(self, x):
 
 @pytest.mark.parametrize(
     "step, message",
-    [(not_a_step, "tower_step returns Loss; yield"),
+    [(lambda self, x: steps.Loss(ops.mean(self.dense(x))), "tower_step returns Loss; yield"),
      (yielding(lambda model, x, loss: loss), "tower_step yields SymbolicTensor; yield a steps"),
      (yielding(lambda model, x, loss: steps.Loss(model.dense(x)[:, 0])),
       r"a Loss of float32 with shape \(.*\); give a .*tf.reduce_mean"),
@@ -205,15 +202,17 @@ def drawing(draw):
 def test_assignments_outside_of_a_once_are_told(capsys):
     def step(self, x):
         yield steps.Loss(ops.mean(self.dense(keras.random.dropout(self.norm(x, training=True), 0.5, seed=self.seed))))
+        self.whole.assign(ops.cast(ops.max(x), "int32"))
         return {"count": self.count.assign_add(ops.mean(x))}
 
-    for gpus, lines in ((1, 0), (2, 1)):  # none of batch normalisation and of random states
+    for gpus, lines in ((1, 0), (2, 2)):  # none of batch normalisation and of random states
         parallel = own(step, gpus)
         parallel.template.seed = keras.random.SeedGenerator(0)
-        parallel.fit(np.array([[1], [2], [6]]) * np.ones([3, 4], "float32"), verbose=0)
+        parallel.fit(np.array([[1], [2], [6]]) * np.ones([3, 4], "float32"), shuffle=False, verbose=0)
         assert (told := capsys.readouterr().err).count(" gets ") == lines
-    assert parallel.template.count.numpy() == pytest.approx(3)
-    assert "/count gets the mean of what the towers assign" in told
+    assert (parallel.template.count.numpy(), parallel.template.whole.numpy()) == (pytest.approx(3), 2)
+    assert "/count gets the mean of what the towers assign, each for its part of the batch" in told
+    assert "/whole gets what the first tower assigns, each for its part of the batch" in told
     assert "In a tower_step yield steps.Once(function)" in told
 
 
@@ -237,10 +236,15 @@ def test_draws_of_tensorflow_are_by_example_and_the_check_finds_others():
     for draw in (lambda shape: tf.nn.dropout(tf.random.normal(shape), 0.5), by_example, of_all):
         one, three = (kernel(draw, towers) for towers in (1, 3))
         np.testing.assert_allclose(one, three, rtol=0, atol=1e-6)
-    for draw, found in ((tf.random.normal, "equal one device"), (lambda shape: tf.random.gamma(shape, 1.0), "draws")):
+    features = np.ones([16, 4], "float32")
+    for draw, data, found in (
+        (tf.random.normal, (features,), "equal one device"),
+        (tf.random.normal, (features, None), "equal one device"),
+        (lambda shape: tf.random.gamma(shape, 1.0), (features,), "draws"),
+    ):
         keras.utils.set_random_seed(1)
         try:
-            line = own(drawing(draw)).check(np.ones([16, 4], "float32"))
+            line = own(drawing(draw)).check(*data)
         except GraphError as error:
             line = str(error)
         assert found in line
