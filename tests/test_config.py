@@ -68,7 +68,8 @@ def test_bounds_and_values_of_a_near_type_are_taken(name, value, kept):
     ({"gpus": (0, 1), "device": "cpu"}, ["--gpus=0,1", "--device=cpu"]),
     ({"all_reduce": "add_n", "variable_update": "cpu"}, ["--all_reduce=add_n", "--variable_update=auto or mirrored"]),
     *(({"profile_steps": steps}, ["--profile_steps=", "10,20"]) for steps in ((5, 3), (10,), (1, 2, 3))),
-    ({"check_towers": "65"}, ["--check_towers=65", "from 2 to 64"]),
+    *(({"check_towers": text}, [f"--check_towers={text}", "auto, never, or a number from 2 to 64"])
+      for text in ("1", "65", "some", "-2", "2 ")),
     ({"worker_hosts": "a:1,b:2"}, ["--worker_hosts=a:1,b:2", "--task_index"]),
     ({"worker_hosts": "a:1,b:2", "task_index": 2}, ["--worker_hosts=a:1,b:2", "--task_index=2"]),
     ({"worker_hosts": "a:1,b", "task_index": 0}, ["--worker_hosts=a:1,b", "host:port"]),

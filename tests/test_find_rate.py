@@ -8,7 +8,6 @@ import tensorflow as tf
 import toy_workload
 
 from tower_train import Config, Examples, errors, find_rate
-from tower_train.graph import schedule
 
 RATES = np.geomspace(1e-5, 10, 200)
 
@@ -62,9 +61,7 @@ def test_the_command_draws_and_suggests_and_refuses_what_never_learns(tmp_path, 
     assert status == errors.ConfigError.exit_status and "the loss falls at no rate from 1e-05 to 0.0001" in stderr
 
 
-def test_the_suggestion_is_before_scaling_and_follows_no_option_of_other_processes():
-    scaled = Config(lr_scaling="linear", num_gpus=4, lr_schedule="points", lr_points="0:0.5,0.5:2,1:0")
-    assert schedule.largest_factor(scaled) == 4 * 2
+def test_options_of_other_processes_and_of_epochs_are_refused():
     for name in ("worker_hosts", "epochs"):
         with pytest.raises(errors.ConfigError, match=f"--{name}: a range test is of one process, and counts steps"):
             find_rate.check_options(["--num_gpus=2", f"--{name}=2"])

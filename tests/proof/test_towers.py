@@ -176,9 +176,3 @@ def test_a_run_compares_once_for_a_number_of_towers(tmp_path, capsys):
 )
 def test_when_towers_are_compared(options, path, expected):
     assert towers.is_due(Config(**options), path) == expected
-
-
-@pytest.mark.parametrize("value", ["1", "65", "some", "-2", "2 "])
-def test_other_numbers_of_towers_are_refused(value):
-    with pytest.raises(errors.ConfigError, match="auto, never, or a number from 2 to 64"):
-        Config(check_towers=value)

@@ -94,9 +94,3 @@ def test_what_chooses_looks_at_validation_examples_and_the_end_at_test_examples_
     assert evaluation.metrics["precision @ 1"].mean == pytest.approx(value) and evaluation.num_examples == 19
     with pytest.raises(errors.RunError, match="--validation_fraction was 0.2, now 0.0"):
         jobs.train_toy(tmp_path, max_steps=30)
-
-
-def test_a_split_that_is_not_there_cannot_be_evaluated(tmp_path):
-    jobs.train_toy(tmp_path, max_steps=2)
-    with pytest.raises(errors.ConfigError, match="no validation examples to evaluate.*--validation_fraction=0.1"):
-        next(saved_run.evaluate_run(EvaluateOptions(train_dir=str(tmp_path), split="validation")))
