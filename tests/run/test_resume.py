@@ -8,7 +8,6 @@ import shutil
 
 import jobs
 import numpy as np
-import pytest
 import toy_workload
 
 from tower_train import Config, train
@@ -21,10 +20,6 @@ def test_the_same_command_gives_the_same_run_to_the_last_bit(cifar10_run, cifar1
     assert jobs.metrics_but_times(again) == jobs.metrics_but_times(first)
     for step in (12, 24):
         jobs.assert_identical(jobs.variables(again, step), jobs.variables(first, step))
-    evaluations = [jobs.read_json(directory, "result.json")["evaluation"] for directory in (first, again)]
-    losses = [evaluation["metrics"].pop("loss")["mean"] for evaluation in evaluations]
-    assert evaluations[0] | {"seconds": 0} == evaluations[1] | {"seconds": 0}
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_the_result_is_returned_and_written(tmp_path):
