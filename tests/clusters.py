@@ -28,16 +28,9 @@ def member(there, index, *policy, leave=membership.exit_at_once, **policies):
 
 
 def train_together(train_dir, count, workload, session_hooks=None, absent=(), **options):
-    """Trains with `count` workers, each in a thread of its own and with a server of its own.
+    """Trains with `count` workers, each a thread with a server of its own; returns their results, or their errors.
 
-    Args:
-      train_dir: of all of them.
-      session_hooks: {worker: hooks}.
-      absent: workers that have a host and are not started.
-      options: of Config.
-
-    Returns:
-      Their results, or the errors that they ended with.
+    session_hooks: {worker: hooks}. absent: workers that have a host and are not started.
     """
     there = ",".join(hosts(count))
 

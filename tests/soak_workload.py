@@ -53,14 +53,9 @@ def inference(features, training):
 
 
 def trained(log, global_batch, steps):
-    """Reads from a log the examples of the steps that count: those of the last start of the chief that did a step.
+    """Reads from a log of all workers the steps that count: those of the last start of the chief that did a step.
 
     A start of another worker is of the start of the chief that last built its graph before the worker's first batch.
-
-    Args:
-      log: of all workers.
-      global_batch: examples a step.
-      steps: the last.
 
     Returns:
       {step, from 0: its positions, in order}; over starts of the chief that did a step, the number of workers.

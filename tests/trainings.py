@@ -18,12 +18,7 @@ v1 = tf.compat.v1
 def opened(workload, examples, **options):
     """A training on logical CPU devices, before its first step: (TrainingGraph, Session).
 
-    Fetching `report` does a step.
-
-    Args:
-      workload: what to train; its recipe gives the options that are not given.
-      examples: to train on.
-      options: of Config; without summaries unless --summary_every_steps is given.
+    Fetching `report` does a step. Options of Config come before the workload's recipe; by default without summaries.
     """
     config: Config = workload.config(**({"device": "cpu", "summary_every_steps": 0} | options))
     placed = devices.place(config)
@@ -65,11 +60,7 @@ def on_host(tower_batch, num_towers=1, num_workers=1, worker=0):
 
 
 def train(workload, examples, steps, **options):
-    """Does some steps of an `opened` training.
-
-    Returns:
-      The losses, and {variable's name: value} after the last step.
-    """
+    """Does some steps of an `opened` training: (losses, {variable's name: value} after the last step)."""
     with opened(workload, examples, **options) as (built, session):
         losses = [float(session.run(built.report).loss) for _ in range(steps)]
         return losses, session.run({variable.op.name: variable for variable in built.saved.variables})

@@ -22,13 +22,6 @@ def indices(positions, num_examples, seed=0):
         return session.run(found)
 
 
-def draws_of_examples(first, batch, name, count, seed=0, num_examples=100):
-    """The numbers, and the examples that they belong to."""
-    with tf.Graph().as_default(), v1.Session() as session:
-        here = Draws(seed, tf.constant(first, tf.int64), batch, num_examples=num_examples)
-        return session.run([here.of_example(name, count), here.indices])
-
-
 def steps(workload, examples, num_steps, tower_batch, num_towers, seed=0, start=0):
     """The global batches, towers joined: (features, labels) of all steps one after the other."""
     with tf.Graph().as_default(), v1.Session() as session:
@@ -87,7 +80,9 @@ class TestDrawsOfExamples:
     @pytest.mark.parametrize(("name", "count", "seed"), [("flip", 1, 0), ("flip", 3, 2**40), ("crop", 2, 1)])
     def test_they_are_those_of_the_example_in_every_epoch(self, name, count, seed):
         """In batches that span epochs of 100 too."""
-        found, of = draws_of_examples(730, 270, name, count, seed)
+        with tf.Graph().as_default(), v1.Session() as session:
+            here = Draws(seed, tf.constant(730, tf.int64), 270, num_examples=100)
+            found, of = session.run([here.of_example(name, count), here.indices])
         key = int.from_bytes(hashlib.sha256(f"{seed} example {name}".encode()).digest()[:8], "little")
         np.testing.assert_array_equal(found, split_mix_64(key, of[:, np.newaxis] * count + np.arange(count)))
         np.testing.assert_array_equal(of, indices(np.arange(730, 1000), 100, seed))

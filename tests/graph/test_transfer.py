@@ -4,6 +4,7 @@ wherever a run is resumed; GPUs augment where the workload says so, with the sam
 import dataclasses
 
 import element_workloads
+import jobs
 import numpy as np
 import pytest
 import slow_input
@@ -53,13 +54,6 @@ def shuffled(request):
     return tf_data.examples("shuffled", make, 96)
 
 
-def assert_same(found, expected):
-    found, expected = trainings.without_state(found), trainings.without_state(expected)
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
-
-
 TOY = toy_workload.WORKLOAD
 WORKLOADS = {
     "by index": TOY,
@@ -88,7 +82,7 @@ def test_every_step_and_every_resume_is_that_of_an_unstaged_run(kind, augment_on
         assert (
             transfer.NEXT in {op.name.rpartition("/")[2] for op in built.graph.get_operations()} or built.stream.state
         )
-        assert_same(points[-1], expected)
+        jobs.assert_identical(*map(trainings.without_state, (points[-1], expected)))
         fails = tf.debugging.Assert(built.report.loss < 0, ["no"])
         config = tf.compat.v1.ConfigProto(device_count={"CPU": OPTIONS["num_gpus"]})
         with tf.compat.v1.Session(graph=built.graph, config=config) as another:
@@ -99,7 +93,8 @@ def test_every_step_and_every_resume_is_that_of_an_unstaged_run(kind, augment_on
                         another.run([built.report, fails])
                     trainings.resume(built, another, values)
                 assert [float(another.run(built.report).loss) for _ in range(step, STEPS)] == losses[step:]
-                assert_same(trainings.snapshot(built, another), expected)
+                found = trainings.snapshot(built, another)
+                jobs.assert_identical(*map(trainings.without_state, (found, expected)))
 
 
 def test_a_skipped_step_has_its_own_batch(staging, monkeypatch):

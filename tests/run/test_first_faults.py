@@ -55,10 +55,6 @@ def empty_test(request):
     return tf_data.examples("rows", lambda: make(request).filter(lambda *_: request.split == "train"), 96)
 
 
-def other_in_evaluation(features, training):
-    return toy_workload.layer("trained" if training else "evaluated", features, 3)
-
-
 CASES = {
     "no test images": (dataclasses.replace(TOY, examples=no_test), "^/data/test holds no images"),
     "a scalar metric": (
@@ -87,8 +83,8 @@ CASES = {
     "a known one": (of_test_labels(np.arange(30), labels=np.arange(30)), "^toy test: there is a label 3; "),
     "an empty test set": (dataclasses.replace(TOY, examples=empty_test), "^rows: its dataset gives no examples"),
     "other variables": (
-        dataclasses.replace(TOY, inference=other_in_evaluation),
-        "^workload toy: its network has the variable evaluated/.* for toy test, and none of that name in training",
+        dataclasses.replace(TOY, inference=lambda x, training: toy_workload.layer(f"of_{training}", x, 3)),
+        "^workload toy: its network has the variable of_False/.* for toy test, and none of that name in training",
     ),
 }  # fmt: skip
 

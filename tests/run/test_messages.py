@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import itertools
 import os
 import re
 import shlex
@@ -96,36 +97,26 @@ def test_a_small_loss_has_digits_that_count(loss, text):
     assert f" loss = {text} (" in messages.step_line(10, loss, 1.0, 1.0)
 
 
-class Clock:
-    """Time that passes only in steps, and as long as they are told to take."""
-
-    def __init__(self, monkeypatch):
-        self.seconds = 1000.0
-        monkeypatch.setattr(actions, "time", types.SimpleNamespace(perf_counter=lambda: self.seconds))
-
-    def hook(self, secs_of_step):
-        """A session hook: step i takes secs_of_step(i) seconds."""
-        steps = iter(range(1, jobs.ENDLESS))
-
-        class Passing(tf.compat.v1.train.SessionRunHook):
-            def before_run(_, run_context):
-                self.seconds += secs_of_step(next(steps))
-
-        return Passing()
-
-
 def test_examples_per_sec_covers_the_steps_of_all_towers_since_the_last_line_and_no_evaluation(tmp_path, monkeypatch):
-    """Of the first steps of a start too, also of a resumed one."""
-    clock, evaluate = Clock(monkeypatch), evaluator.Evaluator.evaluate
+    """Of the first steps of a start too, also of a resumed one; by a clock that only steps and evaluations move."""
+    clock, evaluate = types.SimpleNamespace(seconds=1000.0), evaluator.Evaluator.evaluate
+    monkeypatch.setattr(actions, "time", types.SimpleNamespace(perf_counter=lambda: clock.seconds))
+
+    class Passing(tf.compat.v1.train.SessionRunHook):
+        def __init__(self, secs_of_step):
+            self.secs = map(secs_of_step, itertools.count(1))
+
+        def before_run(self, run_context):
+            clock.seconds += next(self.secs)
 
     def slow(*args):
         clock.seconds += 1000
         return evaluate(*args)
 
     monkeypatch.setattr(evaluator.Evaluator, "evaluate", slow)
-    jobs.train_toy(tmp_path, [clock.hook(lambda step: 0.5)], max_steps=2, log_every_steps=4)
+    jobs.train_toy(tmp_path, [Passing(lambda step: 0.5)], max_steps=2, log_every_steps=4)
     # Steps 3 and 4 take 1/4 s, then 1/2 s, then 1 s: 2 + 4 + 4 steps of 16 examples.
-    hook = clock.hook(lambda step: 0.25 if step <= 2 else 0.5 if step <= 6 else 1.0)
+    hook = Passing(lambda step: 0.25 if step <= 2 else 0.5 if step <= 6 else 1.0)
     result = jobs.train_toy(tmp_path, [hook], max_steps=14, log_every_steps=4, eval_every_steps=6)
     assert clock.seconds >= 3000
     records = jobs.metrics(tmp_path)
