@@ -126,7 +126,8 @@ def check_resume(
 
 
 def _compared(before: dict, now: dict, workload_options: Options | None):
-    """Yields (rule, name, value before, value now) of what both have, and of the layers that draw by example."""
+    """Yields (rule, name, value before, value now) of what the last start noted, and of the layers that draw by
+    example."""
     for name, old in {key: before[key] for key in ("workload", "global_batch") if key in before}.items():
         yield "same", name.replace("_", " "), old, now[name]
     drawn = [start.get("random_numbers", {}).get("by_example") for start in (before, now)]
@@ -135,8 +136,8 @@ def _compared(before: dict, now: dict, workload_options: Options | None):
         for field in dataclasses.fields(options) if options else ():
             rule, old = field.metadata["resume"], before.get(part, {})
             name = field.name if field.name in old else field.metadata["was"]
-            if rule != "free" and name in old:
-                yield rule, f"--{field.name}", old[name], now[part][field.name]
+            if rule != "free" and old:  # an option that did not exist had no effect, as by default
+                yield rule, f"--{field.name}", old.get(name, field.default), now[part][field.name]
     for name, old in before["data"].items():  # after the options that change them
         if name in ("name", "fingerprint"):
             yield "same", f"data {name}", old, now["data"][name]
