@@ -37,8 +37,8 @@ class Cifar10Options(augmentation.ImageOptions):
         allowed=tuple(_MODELS), resume="same",
     )  # fmt: skip
     image_sizes: str | None = option(
-        None, "EPOCH:PIXELS,...: height and width of training images from an epoch on (32; the recipes begin with "
-        "less)", TRAINING, resume="note", needs=("model", *_QUICK_RECIPES),
+        None, "EPOCH:PIXELS,...: height and width of training images from an epoch on (32; --recipe=cifar10_94 and "
+        "cifar10_95 begin with less)", TRAINING, resume="note", needs=("model", *_QUICK_RECIPES),
     )  # fmt: skip
 
     def check(self):
@@ -47,14 +47,14 @@ class Cifar10Options(augmentation.ImageOptions):
     def sizes(self) -> dict[float, int]:
         """Returns {epochs seen: pixels from then on}; ConfigError if --image_sizes cannot be read."""
         if self.image_sizes is None:
-            return {0: crops.SIZE}
+            return cifar10_94.FULL_SIZE
         try:
             parts = (part.split(":") for part in self.image_sizes.split(","))
-            sizes = {float(epoch): int(pixels) for epoch, pixels in parts}
+            listed = [(float(epoch), int(pixels)) for epoch, pixels in parts]
         except ValueError:
-            sizes = {}
-        least = cifar10_94.LEAST_SIZE
-        from_start = 0 in sizes and all(0 <= epoch < math.inf for epoch in sizes)
+            listed = []
+        least, sizes = cifar10_94.LEAST_SIZE, dict(listed)
+        from_start = 0 in sizes and all(0 <= epoch < math.inf for epoch in sizes) and len(sizes) == len(listed)
         if not from_start or not all(least <= size <= crops.SIZE for size in sizes.values()):
             raise errors.ConfigError(
                 f"--image_sizes={self.image_sizes}: it must be EPOCH:PIXELS,..., from epoch 0 on, {least} to "

@@ -102,6 +102,7 @@ def inference(
             maps = scaled_swish(_normalized(maps, training))
         with v1.variable_scope(f"block{number}/conv2"):
             maps = scaled_swish(_normalized(convolved(maps, width), training))
+    # Of equal values, frequent in bfloat16, each gets its share of the gradient.
     features = tf.reduce_max(maps, [0, 1] if pixels_first else [1, 2])
     rate = head_rate(features.shape[-1])
     with v1.variable_scope("head"), _moved_at(rate):

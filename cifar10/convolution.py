@@ -24,7 +24,7 @@ _LEAST_CHANNELS = 64  # with 3 or 24 the transforms of the outputs cost 1.5 to 4
 class Algorithm(NamedTuple):
     """A way to compute a convolution on a CPU: by products of spectra or directly, and whether in float32.
 
-    `joins`: images are put side by side for the gradient of the weights, see `_joining`.
+    `joins`: images are put side by side for the gradient of the weights, see `_of_joined`.
     """
 
     by_spectra: bool
@@ -80,7 +80,7 @@ def convolution(
       weights: [taps, taps, channels, filters]; odd numbers of taps.
       pixels_first: inputs and outputs are [height, width, batch, ...], in which spectra need no other order.
       algorithm: on a CPU; None for `fastest`.
-      sizes: the heights that inputs may have, and widths, which are the same.
+      sizes: the heights that inputs may have, which are square then.
 
     Returns:
       [batch, height, width, filters], or [height, width, batch, filters].
@@ -91,7 +91,8 @@ def convolution(
     if algorithm.by_spectra:
         convolve = functools.partial(_by_spectra, sizes=sizes)
     else:
-        convolve = functools.partial(_direct, convolve=_joining(sizes) if algorithm.joins else _library_convolution)
+        joining = functools.partial(_joining, sizes=sizes)
+        convolve = functools.partial(_direct, convolve=joining if algorithm.joins else _library_convolution)
     if not algorithm.in_float32:
         return convolve(inputs, weights, pixels_first)
     return tf.cast(convolve(tf.cast(inputs, tf.float32), tf.cast(weights, tf.float32), pixels_first), inputs.dtype)
@@ -125,20 +126,16 @@ def _direct(
     return tf.transpose(outputs, [1, 2, 0, 3]) if pixels_first else outputs
 
 
-def _joining(sizes: Sequence[int]) -> Callable:
-    """Returns the library's convolution, but that the gradient of the weights is that of images side by side, in rows
-    of up to 32 pixels: half to a tenth of the time. Between them are the zeros that surround an image anyway."""
+def _of_joined(count: int) -> Callable:
+    """Returns a convolution whose gradient of the weights is that of `count` images side by side: half to a tenth of
+    the time. Between them are the zeros that surround an image anyway."""
 
     @tf.custom_gradient
     def convolve(maps, weights):
-        gap, widest = weights.shape[1] // 2, max(sizes or [maps.shape[2]])
-        fitting = range(1, _ROW // (widest + gap) + 1) if widest <= _WIDEST_JOINED and maps.shape[0] else [1]
-        count = max(number for number in fitting if number == 1 or maps.shape[0] % number == 0)
-
-        def joined(tensor):  # a piece of the batch beside the next
-            pieces = tf.split(tensor, count)
-            zeros = tf.zeros_like(pieces[0][:, :, :gap])
-            return tf.concat([part for piece in pieces for part in (piece, zeros)], 2) if count > 1 else tensor
+        def joined(tensor):  # parts of the batch, one beside the other
+            parts, gap = tf.split(tensor, count), weights.shape[1] // 2
+            zeros = tf.zeros_like(parts[0][:, :, :gap])
+            return tf.concat([each for part in parts for each in (part, zeros)], 2)
 
         def gradient(upstream):
             same = dict(strides=[1, 1, 1, 1], padding="SAME")
@@ -153,6 +150,15 @@ def _joining(sizes: Sequence[int]) -> Callable:
         return _library_convolution(maps, weights), gradient
 
     return convolve
+
+
+def _joining(maps: tf.Tensor, weights: tf.Tensor, sizes: Sequence[int] = ()) -> tf.Tensor:
+    """Joins as many images as divide the batch and fit into a row, for the widest of the sizes."""
+    batch, _, width, _ = maps.shape
+    width = width or max(sizes)
+    most = _ROW // (width + weights.shape[1] // 2) if batch and width <= _WIDEST_JOINED else 1
+    count = max((number for number in range(2, most + 1) if batch % number == 0), default=1)
+    return (_of_joined(count) if count > 1 else _library_convolution)(maps, weights)
 
 
 def _by_spectra(inputs: tf.Tensor, weights: tf.Tensor, pixels_first: bool, sizes: Sequence[int]) -> tf.Tensor:

@@ -11,7 +11,6 @@ import sys
 if "GPU_CHECK" not in os.environ:  # of scripts/gpu_check
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")  # or forked processes would start again as Python's
 
 import forked  # noqa: E402
 import numpy as np  # noqa: E402

@@ -1,5 +1,6 @@
 """python -m tower_train: from a command line to a training."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -8,6 +9,7 @@ from tower_train import console, errors, host
 from tower_train.config import MOST_USED, Config, RecipeOptions
 from tower_train.options import command_line
 
+_ASKED = "TOWER_TRAIN_HUGE_PAGES"  # environment variable of a process that was started again for them
 USAGE = """
 Trains a network with one replica (tower) per GPU: python -m tower_train --num_gpus=N [options]
 
@@ -92,7 +94,20 @@ def start_again(environment: Mapping[str, str]) -> None:
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | environment)
 
 
+def ask_for_huge_pages() -> None:
+    """Starts this process again for huge pages, in 0.05 s: steps on a CPU then take 4 to 12 % less time.
+
+    Only once, and only a process that `python -m tower_train` began: not that of a debugger, a profiler or a notebook.
+    """
+    words = sys.orig_argv[1:]
+    module = words[words.index("-m") + 1] if "-m" in words else ""
+    is_ours = module == "tower_train" and words[0].startswith("-")
+    if is_ours and not command_line.asks_for_help(sys.argv) and _ASKED not in os.environ:
+        with contextlib.suppress(OSError):
+            if environment := host.huge_pages():
+                start_again(environment | {_ASKED: "1"})
+
+
 if __name__ == "__main__":
-    if (huge_pages := host.huge_pages()) and not command_line.asks_for_help(sys.argv):
-        start_again(huge_pages)  # in 0.05 s; steps on a CPU then take 4 to 12 % less time
+    ask_for_huge_pages()
     command_line.run(main)

@@ -53,9 +53,11 @@ def nvidia_driver() -> str | None:
 
 
 def huge_pages() -> dict[str, str]:
-    """Returns the environment variable that has this system's C library ask for huge pages, of which large tensors need
-    fewer; {} if it is set, or there is nothing to ask: of Linux by glibc 2.35 and later, see glibc's manual, "Memory
-    Allocation Tunables". Only a process that begins with the variable does so."""
+    """Returns the environment variable by which the C library asks the kernel for huge pages at a process's start.
+
+    {} if the user chose already, or it would have no effect: on other systems than Linux, with glibc before 2.35 (its
+    manual, "Memory Allocation Tunables"), or if the kernel does not give them on demand.
+    """
     tunables = os.environ.get(_TUNABLES, "")
     try:
         library, _, version = os.confstr("CS_GNU_LIBC_VERSION").partition(" ")

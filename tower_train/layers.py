@@ -139,7 +139,8 @@ def progressive_resize(images: tf.Tensor, sizes: Mapping[float, int]) -> tf.Tens
     """Resizes images to the size of the current epoch: training begins on small ones, which take less time.
 
     A size holds for all towers from the first step at which its number of epochs has been seen. Bilinear, and smoothed
-    where it shrinks, as `tf.image.resize(images, size, antialias=True)`. Outside of training images stay as they are.
+    where it shrinks, as `tf.image.resize(images, size, antialias=True)`. Images stay as they are in evaluation, and in
+    networks that no workload trains.
 
     Args:
       images: floating point [batch, height, width, channels]; all but the batch is static.
@@ -151,7 +152,7 @@ def progressive_resize(images: tf.Tensor, sizes: Mapping[float, int]) -> tf.Tens
     Raises:
       GraphError: sizes has none from 0 on, or one below 1.
     """
-    if 0 not in sizes or min(sizes.values()) < 1:
+    if 0 not in sizes or min(sizes.values()) < 1 or not all(0 <= epoch < math.inf for epoch in sizes):
         raise errors.GraphError(
             f"layers.progressive_resize(sizes={dict(sizes)}): give a size of 1 or more from epoch 0 on, as in "
             "{0: 24, 4.5: 32}."

@@ -51,20 +51,22 @@ def of(options) -> list[Side]:
 
 
 def torches() -> list[tuple[str, str | None]]:
-    """Returns (version, folder of packages or None) of each PyTorch; ConfigError for a folder without one."""
+    """Returns (version, folder of packages or None) of each PyTorch; ConfigError for a folder without one, or with a
+    version that is there already."""
 
     def version(*path: str) -> str | None:
         there = importlib.metadata.distributions(name="torch", **({"path": list(path)} if path else {}))
-        return next((each.version.partition("+")[0] for each in there), None)
+        return next((each.version for each in there), None)
 
-    found = [(version(), None)]
+    found = {installed: None} if (installed := version()) else {}
     for path in filter(None, os.environ.get(TORCH_PATHS, "").split(os.pathsep)):
-        found.append((version(path), path))
-        if not found[-1][0]:
+        if (number := version(path)) is None or number in found:
+            holds = f"PyTorch {number}, as another place does" if number else "no PyTorch"
             raise errors.ConfigError(
-                f"{TORCH_PATHS}: {path} holds no PyTorch. Name folders such as /other/lib/python3.12/site-packages."
+                f"{TORCH_PATHS}: {path} holds {holds}. Name folders such as /other/lib/python3.12/site-packages."
             )
-    return [(number, path) for number, path in found if number]
+        found[number] = path
+    return list(found.items())
 
 
 def flops_per_example(options) -> int | None:

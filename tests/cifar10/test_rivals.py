@@ -116,9 +116,9 @@ def test_each_learns(model, name, request_for):
 def test_other_versions_of_pytorch_are_sides_of_their_own(tmp_path, monkeypatch):
     """A process takes modules of the side's folder first."""
     for version in ("2.1", "2.9"):
-        metadata = tmp_path / version / f"torch-{version}+cpu.dist-info" / "METADATA"
+        metadata = tmp_path / version / f"torch-{version}.dist-info" / "METADATA"
         metadata.parent.mkdir(parents=True)
-        metadata.write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}+cpu\n")
+        metadata.write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
     monkeypatch.setenv("TORCH_PATHS", f"{tmp_path}/2.1:{tmp_path}/2.9")
     found = rivals_of("cifar10_94")
     assert {name: found[name].packages for name in ("torch 2.1", "torch 2.9/bfloat16")} == {
@@ -130,9 +130,10 @@ def test_other_versions_of_pytorch_are_sides_of_their_own(tmp_path, monkeypatch)
     side, options = dataclasses.replace(found["torch 2.1"], train="of_the_side:train"), BenchmarkOptions(device="cpu")
     with sides.forking(), measure.Worker(side, options, tmp_path / "process") as worker:
         assert worker.answer()["examples_per_step"] == options.batch_size
-    monkeypatch.setenv("TORCH_PATHS", str(tmp_path))
-    with pytest.raises(errors.ConfigError, match=f"^TORCH_PATHS: {tmp_path} holds no PyTorch"):
-        rivals_of("cifar10_94")
+    for paths, holds in ((str(tmp_path), "no PyTorch"), (f"{tmp_path}/2.1:{tmp_path}/2.1", "PyTorch 2.1, as another")):
+        monkeypatch.setenv("TORCH_PATHS", paths)
+        with pytest.raises(errors.ConfigError, match=f"^TORCH_PATHS: {tmp_path}.* holds {holds}"):
+            rivals_of("cifar10_94")
 
 
 def test_mirrored_replicas_learn(request_for):

@@ -93,7 +93,7 @@ class Side:
       is_quick: whether --quick has it.
       label: its name in tables and figures; empty if that is `name`. It ends with ', DTYPE' if that is not float32.
       batch_size: examples per step; None for --batch_size.
-      packages: folder of packages that the side's process imports instead of those of the environment.
+      packages: folder where the side's process looks first for what TensorFlow has not imported already.
     """
 
     name: str
