@@ -10,7 +10,7 @@ from tower_train.data import augmentation
 from tower_train.options import TRAINING, option
 from tower_train.workload import Workload
 
-_QUICK_RECIPES = {"cifar10_94": cifar10_94.SIZES, "cifar10_95": cifar10_94.SIZES_95}  # {model: --image_sizes}
+_OF_ANY_SIZE = "cifar10_94", "cifar10_95"  # models
 _QUICK = dict(inference=None, augment=shifts.augment, test_time_augmentation=shifts.views, unsure=shifts.unsure)
 # The models' differences from the fields below.
 _MODELS = {
@@ -37,8 +37,8 @@ class Cifar10Options(augmentation.ImageOptions):
         allowed=tuple(_MODELS), resume="same",
     )  # fmt: skip
     image_sizes: str | None = option(
-        None, "EPOCH:PIXELS,...: height and width of training images from an epoch on (32; --recipe=cifar10_94 and "
-        "cifar10_95 begin with less)", TRAINING, resume="note", needs=("model", *_QUICK_RECIPES),
+        None, "EPOCH:PIXELS,...: height and width of training images from an epoch on, e.g. 0:24,4.5:32 (32)", TRAINING,
+        resume="note", needs=("model", *_OF_ANY_SIZE),
     )  # fmt: skip
 
     def check(self):
@@ -74,13 +74,10 @@ def workload(options: Cifar10Options) -> Workload:
         datasets=source.DATASETS,
         options=options,
         configure=workload,
-        recipes={
-            name: {"model": name} | ({"image_sizes": _QUICK_RECIPES[name]} if name in _QUICK_RECIPES else {})
-            for name, model in _MODELS.items() if "recipe" in model
-        },
-    )  # fmt: skip
+        recipes={name: {"model": name} for name, model in _MODELS.items() if "recipe" in model},
+    )
     fields = common | _MODELS[options.model]
-    if options.model in _QUICK_RECIPES:
+    if options.model in _OF_ANY_SIZE:
         fields["inference_for"] = functools.partial(fields["inference_for"], sizes=options.sizes())
     return Workload(**(fields | augmentation.functions(options, augment=fields["augment"])))
 

@@ -56,7 +56,6 @@ RECIPE = {
     "dtype": "auto",
     "eval_at_end": True,
 }
-SIZES = SIZES_95 = "0:24,4.5:32"  # --image_sizes
 RECIPE_95 = RECIPE | {"epochs": 12}  # airbench95, without Muon, takes 15
 
 
