@@ -4,6 +4,7 @@ The benchmark looks for a module `rivals` beside the workload, and in it for `of
 under these options of its own, and `flops_per_example(options)`. Ratios are taken to the first rival.
 """
 
+import dataclasses
 import importlib.metadata
 import os
 
@@ -21,11 +22,8 @@ def of(options) -> list[Side]:
     """Returns the rivals of a model: the published script for the tutorial's only, for cifar10_94 each PyTorch that is
     installed or in TORCH_PATHS; none of the deeper networks."""
 
-    def rival(
-        name, module, label, num_devices=1, dtype="float32", is_quick=False, packages=None, **arguments
-    ) -> Side:  # fmt: skip
-        train = f"{__name__}.{module}:train"
-        return Side(name, train, arguments, num_devices, dtype, is_quick, label, packages=packages)
+    def rival(name, module, label, num_devices=1, dtype="float32", is_quick=False, **arguments) -> Side:
+        return Side(name, f"{__name__}.{module}:train", arguments, num_devices, dtype, is_quick, label)
 
     def keras(name, label, num_devices=1, **more) -> Side:
         return rival(f"keras/{name}", "keras_fit", label, num_devices, model=options.model, **more)
@@ -43,10 +41,9 @@ def of(options) -> list[Side]:
     sides.append(keras("fit bfloat16", "Keras fit, bfloat16", dtype_policy="mixed_bfloat16", **narrow))
     for version, packages in torches() if options.model == "cifar10_94" else ():
         name, label = f"torch {version}", f"PyTorch {version}"
-        sides.append(rival(name, "torch_fit", label, is_quick=True, packages=packages))
-        sides.append(
-            rival(f"{name}/bfloat16", "torch_fit", f"{label}, bfloat16", packages=packages, autocast=True, **narrow)
-        )
+        full = rival(name, "torch_fit", label, is_quick=True)
+        half = rival(f"{name}/bfloat16", "torch_fit", f"{label}, bfloat16", autocast=True, **narrow)
+        sides += [dataclasses.replace(side, packages=packages) for side in (full, half)]
     return sides
 
 
