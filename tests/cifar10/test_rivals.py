@@ -26,7 +26,7 @@ CLASSES, PER_FILE = 10, 40
 MODELS = ["convnet", "cifar10_94", "cifar10_95"]
 MIRRORED = "keras/MirroredStrategy 2"
 TORCH = next((version for version, packages in rivals.torches() if not packages), None)
-needs_torch = pytest.mark.skipif(not TORCH, reason="no PyTorch, a rival only")
+needs_torch = pytest.mark.skipif(not TORCH, reason="PyTorch is not installed, which only the benchmark compares with")
 
 
 def rivals_of(model):
