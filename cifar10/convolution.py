@@ -10,7 +10,7 @@ The mathematics is the same, and so is the rounding: to 2e-7 in float32. `fastes
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -126,26 +126,33 @@ def _direct(
     return tf.transpose(outputs, [1, 2, 0, 3]) if pixels_first else outputs
 
 
-def _of_joined(count: int) -> Callable:
-    """Returns a convolution whose gradient of the weights is that of `count` images side by side: half to a tenth of
-    the time. Between them are the zeros that surround an image anyway."""
+def _of_joined(counts: Mapping[int, int]) -> Callable:
+    """Returns a convolution whose gradient of the weights is that of images side by side: half to a tenth of the time.
+    Between them are the zeros that surround an image anyway. counts: {width of the maps: how many images}."""
 
     @tf.custom_gradient
     def convolve(maps, weights):
-        def joined(tensor):  # parts of the batch, one beside the other
+        def joined(tensor, count):  # parts of the batch, one beside the other
             parts, gap = tf.split(tensor, count), weights.shape[1] // 2
             zeros = tf.zeros_like(parts[0][:, :, :gap])
-            return tf.concat([each for part in parts for each in (part, zeros)], 2)
+            return tf.concat([each for part in parts for each in (part, zeros)], 2) if count > 1 else tensor
 
         def gradient(upstream):
             same = dict(strides=[1, 1, 1, 1], padding="SAME")
+
+            def of_weights(count):
+                return tf.raw_ops.Conv2DBackpropFilter(
+                    input=joined(maps, count), filter_sizes=weights.shape, out_backprop=joined(upstream, count), **same
+                )
+
             of_maps = tf.raw_ops.Conv2DBackpropInput(
                 input_sizes=tf.shape(maps), filter=weights, out_backprop=upstream, **same
             )
-            of_weights = tf.raw_ops.Conv2DBackpropFilter(
-                input=joined(maps), filter_sizes=weights.shape, out_backprop=joined(upstream), **same
-            )
-            return of_maps, of_weights
+            if len(counts) == 1:
+                return of_maps, of_weights(*counts.values())
+            which = tf.argmax(tf.equal(tf.shape(maps)[2], list(counts)), output_type=tf.int32)
+            choices = [functools.partial(of_weights, count) for count in counts.values()]
+            return of_maps, tf.ensure_shape(tf.switch_case(which, choices), weights.shape)
 
         return _library_convolution(maps, weights), gradient
 
@@ -153,12 +160,15 @@ def _of_joined(count: int) -> Callable:
 
 
 def _joining(maps: tf.Tensor, weights: tf.Tensor, sizes: Sequence[int] = ()) -> tf.Tensor:
-    """Joins as many images as divide the batch and fit into a row, for the widest of the sizes."""
     batch, _, width, _ = maps.shape
-    width = width or max(sizes)
-    most = _ROW // (width + weights.shape[1] // 2) if batch and width <= _WIDEST_JOINED else 1
-    count = max((number for number in range(2, most + 1) if batch % number == 0), default=1)
-    return (_of_joined(count) if count > 1 else _library_convolution)(maps, weights)
+    counts = {size: joined_count(batch, size, weights.shape[1]) for size in ([width] if width else sizes)}
+    return (_of_joined(counts) if max(counts.values()) > 1 else _library_convolution)(maps, weights)
+
+
+def joined_count(batch: int | None, width: int, taps: int) -> int:
+    """Returns how many images are put side by side: as many as divide the batch and fit into a row."""
+    most = _ROW // (width + taps // 2) if batch and width <= _WIDEST_JOINED else 1
+    return max((number for number in range(2, most + 1) if batch % number == 0), default=1)
 
 
 def _by_spectra(inputs: tf.Tensor, weights: tf.Tensor, pixels_first: bool, sizes: Sequence[int]) -> tf.Tensor:
