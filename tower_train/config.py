@@ -225,6 +225,11 @@ class Config(DeviceOptions):
         0.0, "share of each label that is spread over all classes; 0: none", TRAINING, allowed="at least 0 and below 1",
         resume="note",
     )  # fmt: skip
+    keep_hardest: str | None = option(
+        None, "EPOCH:SHARE: from this epoch on, passes over that share of the examples only, those whose losses were "
+        "the greatest when they were last trained on, e.g. 2:0.75; --epochs then counts as many examples as before",
+        TRAINING, resume="same",
+    )  # fmt: skip
     class_weight: str | None = option(
         None, "weights of classes in the training's loss: balanced (examples / (classes * those of the class)), or "
         "CLASS:WEIGHT by number or name, e.g. 0:1,1:2.5 (1 each)", TRAINING, resume="note",

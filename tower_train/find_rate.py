@@ -61,7 +61,8 @@ def range_test(workload, config: Config, steps: int = _STEPS) -> tuple[list[floa
     from tower_train.run import choices, messages
 
     v1 = tf.compat.v1
-    config = dataclasses.replace(config, max_steps=steps, epochs=None, summary_every_steps=0, stall_timeout_secs=0)
+    of_test = dict(max_steps=steps, epochs=None, summary_every_steps=0, stall_timeout_secs=0, keep_hardest=None)
+    config = dataclasses.replace(config, **of_test)
     devices.choose_kernels(config.deterministic, config.tensor_float_32)
     placed = devices.place(config)
     examples = workload.split(

@@ -35,11 +35,19 @@ def classification_metrics(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf
 def softmax_cross_entropy(
     logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float = 0.0, weights: tf.Tensor | None = None
 ) -> tf.Tensor:
-    """Returns the mean of the cross-entropy between integer labels [batch, ...] and logits [batch, ..., classes].
+    """Returns the mean of `softmax_cross_entropies`. Weights [batch] multiply the examples' losses before that mean.
+
+    Raises:
+      GraphError: other shapes, or labels that are no integers.
+    """
+    return _mean(softmax_cross_entropies(logits, labels, label_smoothing), weights)
+
+
+def softmax_cross_entropies(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float = 0.0) -> tf.Tensor:
+    """Returns the cross-entropies, [batch, ...], between integer labels [batch, ...] and logits [batch, ..., classes].
 
     With label_smoothing e, a label is worth 1 - e, and e is spread evenly over all classes, the right one included
-    (Szegedy et al. 2016, "Rethinking the Inception architecture", section 7). Weights [batch] multiply the examples'
-    losses before that mean.
+    (Szegedy et al. 2016, "Rethinking the Inception architecture", section 7).
 
     Raises:
       GraphError: other shapes, or labels that are no integers.
@@ -49,7 +57,7 @@ def softmax_cross_entropy(
     if label_smoothing:
         uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
         loss = (1 - label_smoothing) * loss + label_smoothing * uniform
-    return _mean(loss, weights)
+    return loss
 
 
 def mean_squared_error(outputs: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:

@@ -1,5 +1,6 @@
 """The example that is trained on depends on the seed and the position, and on nothing else."""
 
+import functools
 import hashlib
 
 import numpy as np
@@ -9,7 +10,7 @@ from trainings import on_host
 
 import cifar10
 from tower_train.graph import stream
-from tower_train.graph.draws import Draws, shuffled_indices
+from tower_train.graph.draws import Draws, located
 from tower_train.workload import DataRequest, Examples, Workload
 
 v1 = tf.compat.v1
@@ -17,7 +18,7 @@ v1 = tf.compat.v1
 
 def indices(positions, num_examples, seed=0):
     with tf.Graph().as_default(), v1.Session() as session:
-        found = shuffled_indices(tf.constant(positions, tf.int64), num_examples, seed)
+        _, found = located(tf.constant(positions, tf.int64), num_examples, seed)
         assert found.dtype == tf.int64
         return session.run(found)
 
@@ -81,7 +82,8 @@ class TestDrawsOfExamples:
     def test_they_are_those_of_the_example_in_every_epoch(self, name, count, seed):
         """In batches that span epochs of 100 too."""
         with tf.Graph().as_default(), v1.Session() as session:
-            here = Draws(seed, tf.constant(730, tf.int64), 270, num_examples=100)
+            locate = functools.partial(located, num_examples=100, seed=seed)
+            here = Draws(seed, tf.constant(730, tf.int64), 270, locate=locate)
             found, of = session.run([here.of_example(name, count), here.indices])
         key = int.from_bytes(hashlib.sha256(f"{seed} example {name}".encode()).digest()[:8], "little")
         np.testing.assert_array_equal(found, split_mix_64(key, of[:, np.newaxis] * count + np.arange(count)))

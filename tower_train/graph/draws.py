@@ -36,28 +36,37 @@ def philox(name: str, counter: tf.Tensor) -> dict:
     }
 
 
-def shuffled_indices(positions: tf.Tensor, num_examples: int, seed: int) -> tf.Tensor:
-    """Returns the examples at the given positions of the endless stream.
+def located(positions: tf.Tensor, num_examples: int, seed: int | None) -> tuple[tf.Tensor, tf.Tensor | None]:
+    """Returns (epoch, example) at the given positions of the endless stream.
 
     Args:
       positions: int64 [batch].
       num_examples: the size of an epoch.
-      seed: 0 <= seed < 2**63.
+      seed: 0 <= seed < 2**63; None for examples in an order of their own.
 
     Returns:
-      int64 [batch], each 0 <= index < num_examples. Every epoch holds every example once, in an order of its own.
+      int64 [batch], and int64 [batch] with each 0 <= index < num_examples, or None. Every epoch holds every example
+      once, in an order of its own.
     """
+    epochs = positions // num_examples
+    if seed is None:
+        return epochs, None
+    size = tf.fill(tf.shape(positions), np.int64(num_examples))
+    return epochs, shuffled(positions % num_examples, size, epochs, seed)
+
+
+def shuffled(places: tf.Tensor, sizes: tf.Tensor, epochs: tf.Tensor, seed: int) -> tf.Tensor:
+    """Returns where the places of an epoch's order lie before it is shuffled; all int64 [batch], 0 <= place < size."""
     # The cipher uses only the low 8 bits of each of its three seeds (9 above 65,536 examples), so counted epochs would
     # soon repeat: it gets random ones.
-    epochs = positions // num_examples
     first = tf.reduce_min(epochs)
     seeds = tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=tf.stack([tf.reduce_max(epochs) - first + 1, OUTPUTS]), dtype=tf.uint32, **philox(f"{seed}", first)
     )
     return tf.raw_ops.RandomIndexShuffle(
-        index=positions % num_examples,
+        index=places,
         seed=tf.gather(seeds[:, :3], epochs - first),
-        max_index=tf.fill(tf.shape(positions), np.int64(num_examples - 1)),
+        max_index=sizes - 1,
         rounds=_ROUNDS,
     )
 
@@ -92,14 +101,14 @@ class Draws:
     counter advances with each number, so the indices of examples, which are not consecutive, use SplitMix64.
 
     Attributes:
-      positions, epochs: as in workload.Draws; None without `num_examples`.
+      positions, epochs: as in workload.Draws; None without `locate`.
       indices: int64 [batch], the examples at these positions; None for examples in their own order.
       names: {layer: its number of draws}; each draw of a layer has numbers of its own.
     """
 
     def __init__(
         self, seed: int | str, first: tf.Tensor | int = 0, batch: int | None = None, step: tf.Tensor | int = 0,
-        num_examples: int | None = None, by_index: bool = True, device: str | None = HOST,
+        locate: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor | None]] | None = None, device: str | None = HOST,
     ):  # fmt: skip
         """Draws nothing yet.
 
@@ -108,19 +117,17 @@ class Draws:
           first: int64 scalar, the position of the first example.
           batch: number of examples; None for as many as the layers' tensors have rows.
           step: int64 scalar, the position of the first example of the step, over all towers.
-          num_examples: the size of an epoch; None: the numbers are for layers only.
-          by_index: whether examples are fetched by index.
+          locate: positions -> (epochs, indices or None), as `located`; None: the numbers are for layers only.
           device: the place of positions and counters; None in input functions, which a device slows down.
         """
         self._seed, self._first, self._batch, self._step = seed, first, batch, step
         self._device, self._is_closed = device, False
         self.positions = self.epochs = self.indices = None
         self.names: collections.Counter[str] = collections.Counter()
-        if num_examples:
+        if locate:
             with self._aside():
                 self.positions = first + tf.range(batch, dtype=tf.int64)
-                self.epochs = self.positions // num_examples
-                self.indices = shuffled_indices(self.positions, num_examples, seed) if by_index else None
+                self.epochs, self.indices = locate(self.positions)
 
     def uniform(self, name: str, count: int) -> tf.Tensor:
         """As workload.Draws."""

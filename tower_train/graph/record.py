@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -95,6 +96,18 @@ class Compared(NamedTuple):
     normalizes: bool
 
 
+class Choice(NamedTuple):
+    """The choice of hard examples.
+
+    Attributes:
+      pass_at: position -> the number of the pass that has it.
+      choose: bool scalar; chooses those of the next step's pass, and tells whether they were not chosen yet.
+    """
+
+    pass_at: Callable[[int], int]
+    choose: tf.Tensor
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainingGraph:
     """A built training graph.
@@ -113,6 +126,7 @@ class TrainingGraph:
       saved: the contents of a checkpoint.
       random_numbers: what in a tower draws random numbers.
       compared: values by which the towers are compared with one.
+      choice: of hard examples, to be made between two steps; None if all are trained on.
       notes: lines for the log.
     """
 
@@ -128,6 +142,7 @@ class TrainingGraph:
     saved: SavedVariables
     random_numbers: RandomNumbers
     compared: Compared
+    choice: Choice | None
     notes: tuple[str, ...]
 
     @property

@@ -1,6 +1,7 @@
 """An endless, seeded stream of positions, each of one example.
 
-Position p belongs to epoch p // n and to example permutation(seed, epoch)[p % n]. Nothing is buffered and nothing
+Position p belongs to epoch p // n and to example permutation(seed, epoch)[p % n], unless examples are left out (see
+hard_examples.py). Nothing is buffered and nothing
 depends on the number of towers, so the number of examples seen is a run's position.
 
 A data set with an order of its own keeps that order; then only its iterator knows the position, and its state goes into
@@ -20,7 +21,7 @@ from tower_train import errors, host, user_functions
 from tower_train.examples import Examples, Tensors
 from tower_train.graph import elements
 from tower_train.graph.devices import HOST
-from tower_train.graph.draws import Draws
+from tower_train.graph.draws import Draws, located
 from tower_train.graph.gradients import is_finite
 from tower_train.graph.layout import Layout
 from tower_train.graph.transfer import TO_HOST, Batches, Transfer, stage_batches
@@ -80,13 +81,14 @@ class Stream:
 
 def training_stream(
     workload: Workload, examples: Examples, seed: int, examples_seen: tf.Tensor, layout: Layout,
-    transfer: Transfer = TO_HOST,
+    transfer: Transfer = TO_HOST, locate: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]] | None = None,
 ) -> Stream:  # fmt: skip
     """Makes the stream of training batches, which begin at position `examples_seen` (int64 scalar) of each step.
 
     Tower i of a step that begins at position p gets the positions from p + i * tower_batch on, counted over the towers
     of all workers, worker 0's first. Examples in their own order take those positions in that order, except those of
-    files, of which each worker has its own order.
+    files, of which each worker has its own order. `locate` names the (epochs, examples) of positions; None for passes
+    over all examples.
     """
     if workload.mix and layout.tower_batch % 2:
         raise errors.ConfigError(
@@ -106,7 +108,8 @@ def training_stream(
         steps = tf.data.Dataset.zip(steps, dataset)
     fetch = examples.opened() if examples.open else None
 
-    draws = functools.partial(Draws, seed, num_examples=examples.num_examples, by_index=not examples.elements)
+    of_all = functools.partial(located, num_examples=examples.num_examples, seed=None if examples.elements else seed)
+    draws = functools.partial(Draws, seed, locate=locate or of_all)
 
     def part(position: tf.Tensor, batch: tuple[Tensors, Tensors] | None = None) -> tuple[Tensors, Tensors]:
         numbers = draws(position, part_size, device=None)

@@ -15,11 +15,12 @@ from tower_train.graph.context import Context, ParamGroup
 from tower_train.graph.devices import HOST, Devices
 from tower_train.graph.draws import Draws
 from tower_train.graph.gradients import GradientsAndVariables, is_finite, update_if_finite
+from tower_train.graph.hard_examples import HardExamples
 from tower_train.graph.layout import Layout, lay_out
 from tower_train.graph.loss_scale import LossScale
 from tower_train.graph.optimizers import make_optimizer
 from tower_train.graph.progress import INPUT, count_progress
-from tower_train.graph.record import Compared, RandomNumbers, SavedVariables, StepReport, TrainingGraph
+from tower_train.graph.record import Choice, Compared, RandomNumbers, SavedVariables, StepReport, TrainingGraph
 from tower_train.graph.replica import BuiltTower, Replica, average, fingerprints, make_replicas, towers_of
 from tower_train.graph.schedule import group_rate, learning_rate
 from tower_train.graph.stream import Stream, training_stream
@@ -39,7 +40,8 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
     workload, layout = _with_smooth_labels(workload.for_examples(examples), config), _layout(config, devices)
     with tf.Graph().as_default() as graph, tf.device(HOST):
         counters = Counters(layout.global_batch)  # steps and examples seen: the run's place in the stream
-        stream = _input(workload, examples, config, layout, counters.examples_seen)
+        hard = HardExamples(config, workload, examples, layout.global_batch) if config.keep_hardest else None
+        stream = _input(workload, examples, config, layout, counters.examples_seen, hard and hard.locate)
         rate = learning_rate(config, examples.num_examples, counters.examples_seen)
         of_classes = class_weights.read(config.class_weight, examples)
         scale = LossScale(tf.as_dtype(config.dtype))  # none but for float16
@@ -53,6 +55,8 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
             draws = Draws(config.seed, position, layout.tower_batch, counters.examples_seen)
             with replica.variables.tower(tower, seeded(config.seed)), context.enter_tower(tower.index, draws) as noted:
                 outputs, loss_of_tower = tower_loss(workload, *batch, tf.as_dtype(config.dtype), of_classes)
+                if hard:
+                    hard.add(outputs, batch[1])
                 loss_of_tower = replica.whole_loss(loss_of_tower)
                 draws.close()  # the backward pass may not draw
                 replica.add(noted, loss_of_tower, scale.gradients(replica.variables.gradients, loss_of_tower))
@@ -66,6 +70,8 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
             replica.finish_gradients(config.clip_gradients)
         loss = stream.renewed(replicas[0].loss + replicas[0].weight_decay)  # there once the next batches are staged
         updates = _updates(config, rate, context, counters, replicas)
+        if hard:
+            updates.append(hard.prepare_note(counters.examples_seen.read_value(), all_reduce.gather))
         with tf.control_dependencies(all_reduce.operations):  # all of them, or other devices would wait for ever
             finite = update_if_finite(  # finite.op, a conditional, is the step
                 [(tower.loss, tower.gradients) for tower in built], replicas[0].mean_grads, loss,
@@ -83,6 +89,7 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
             saved=_saved(config, layout, replicas, all_reduce),
             random_numbers=_random_numbers(workload, stream, built, config.allow_stateful_random),
             compared=_compared(built, replicas[0].mean_grads),
+            choice=hard and Choice(hard.pass_at, hard.choose(counters.examples_seen.read_value())),
             notes=(*stream.notes, *class_weights.lines(of_classes, examples), *activation_notes(workload, outputs)),
         )  # fmt: skip
 
@@ -111,14 +118,15 @@ def _with_smooth_labels(workload: Workload, config: Config) -> Workload:
 
 
 def _input(
-    workload: Workload, examples: Examples, config: Config, layout: Layout, examples_seen: tf.Variable
-) -> Stream:
+    workload: Workload, examples: Examples, config: Config, layout: Layout, examples_seen: tf.Variable,
+    locate: Callable | None,
+) -> Stream:  # fmt: skip
     """Makes the stream: a batch for every tower, from the position that the run has come to."""
     v1.set_random_seed(config.seed & 0x7FFFFFFF)  # of the operations that --allow_stateful_random allows
     end = config.last_step(examples.num_examples) * layout.global_batch
     transfer = choose_transfer(config.augment_on, workload, examples, layout.devices, end)
     with v1.name_scope("input"):
-        return training_stream(workload, examples, config.seed, examples_seen, layout, transfer)
+        return training_stream(workload, examples, config.seed, examples_seen, layout, transfer, locate)
 
 
 def _context(config: Config, layout: Layout, epochs_seen: tf.Tensor) -> Context:

@@ -45,6 +45,8 @@ def check_config(config: Options) -> None:
     check_hosts(hosts, f"--worker_hosts={config.worker_hosts}")
     if config.lr_points is not None:
         parse_points(config.lr_points)
+    if config.keep_hardest is not None:
+        parse_hardest(config.keep_hardest)
     if config.elastic is None:
         return
     _, most = parse_elastic(config.elastic)
@@ -52,6 +54,22 @@ def check_config(config: Options) -> None:
         raise errors.ConfigError(
             f"--elastic={config.elastic}: there are {len(hosts)} workers. Give a MAX of at most {len(hosts)}."
         )
+
+
+def parse_hardest(text: str) -> tuple[float, float]:
+    """Reads --keep_hardest, such as 2:0.75: the epoch from which on the share of the examples is kept; or a
+    ConfigError."""
+    epoch, _, share = text.partition(":")
+    try:
+        epoch, share = float(epoch), float(share)
+    except ValueError:
+        epoch = share = math.nan
+    if not (1 <= epoch < math.inf and 0 < share < 1):
+        raise errors.ConfigError(
+            f"--keep_hardest={text}: it must be EPOCH:SHARE, an epoch from 1 on, as each example is to be trained on "
+            "before, and a share between 0 and 1, such as 2:0.75."
+        )
+    return epoch, share
 
 
 def parse_points(text: str) -> tuple[tuple[float, float], ...]:

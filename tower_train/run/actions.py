@@ -135,6 +135,26 @@ class Running:
         )
 
 
+class ChooseExamples(Action):
+    """Chooses the hard examples of a pass before the first step that has some of it, and begins the stream again."""
+
+    def __init__(self, running: Running):
+        self._graph, self._session = running.start.graph, running.session
+
+    def begin(self):
+        self._choose()  # where a step has another size than at the last start
+
+    def __call__(self, step, report):
+        batch, pass_at = self._graph.layout.global_batch, self._graph.choice.pass_at
+        last = int(report.examples) - 1
+        if pass_at(last + batch) > pass_at(last):
+            self._choose()
+
+    def _choose(self):
+        if self._session.run(self._graph.choice.choose):
+            self._session.run(self._graph.stream.initializer)
+
+
 class MirrorCheck(Action):
     """Ends the run if copies of a variable differ, which happens only if a device or a link is faulty."""
 

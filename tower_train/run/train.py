@@ -195,6 +195,7 @@ def actions_of(running: Running, stack: contextlib.ExitStack) -> list[actions.Ac
     return [
         nonfinite.Guard(running),  # so early, as a step that ends the run is neither logged nor saved
         actions.MirrorCheck(running),
+        *([actions.ChooseExamples(running)] if running.start.graph.choice else []),  # before it is saved
         *(_chiefs_actions(running, stack) if running.start.is_chief else [saving.SendPosition(running)]),
         running.user_hooks,
         actions.Stop(running),

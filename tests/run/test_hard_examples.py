@@ -1,0 +1,151 @@
+"""Passes over the hardest examples, against numpy: what they hold, and what is trained, whole, resumed, in towers."""
+
+import clusters
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tower_train
+from tower_train import Config, Examples, Workload, errors, layers
+
+v1 = tf.compat.v1
+COUNT, BATCH, RATE, CLASSES = 50, 6, 0.5, 3
+EPOCH, SHARE, PASS = 1.3, 0.5, 25  # passes of 25 begin at position 65, within a step as most of them
+BEGIN = 65
+STEPS = 34
+RNG = np.random.default_rng(0)
+LABELS = np.arange(COUNT) % CLASSES
+FEATURES = RNG.normal(LABELS[:, np.newaxis], 1.0, [COUNT, 4])
+
+
+def load(request):
+    if request.split != "train":
+        return None
+    numbered = np.concatenate([np.arange(COUNT)[:, np.newaxis], FEATURES], axis=1)
+    return Examples.from_arrays("numbered", numbered, LABELS, ("one", "two", "three"))
+
+
+def network(features, training):
+    v1.add_to_collection("numbers", features[:, 0])
+    weights = layers.weights([4, CLASSES], features.dtype, v1.zeros_initializer(), 0.0)
+    return tf.cast(features[:, 1:], features.dtype) @ weights
+
+
+def augment(features, draws):
+    """Leaves them, but for the first number, to which a thousand is added for each pass before."""
+    passes = tf.cast(1000 * draws.epochs, features.dtype)[:, tf.newaxis]
+    return features + passes * tf.constant([[1.0, 0, 0, 0, 0]], features.dtype)
+
+
+WORKLOAD = Workload("numbered", load, network, augment=augment)
+
+
+class Noting(v1.train.SessionRunHook):
+    """Notes which examples each step trains on."""
+
+    def __init__(self):
+        self.numbers = []
+
+    def before_run(self, run_context):
+        return v1.train.SessionRunArgs(v1.get_collection("numbers"))
+
+    def after_run(self, run_context, run_values):
+        self.numbers.append(np.concatenate(run_values.results).astype(int))
+
+
+OPTIONS = dict(
+    keep_hardest=f"{EPOCH}:{SHARE}", dtype="float64", learning_rate=RATE, learning_rate_decay_factor=1.0, seed=3,
+    global_batch_size=BATCH, num_gpus=1, device="cpu", ema=0.0, check_towers="never", summary_every_steps=0,
+    check_data=False,
+)  # fmt: skip
+
+
+def train(folder, steps, **options):
+    """Returns the numbers of a run's examples [steps, batch], and its weights."""
+    noting = Noting()
+    config = Config(**OPTIONS | dict(train_dir=str(folder), max_steps=steps) | options)
+    tower_train.train(WORKLOAD, config, [noting])
+    return np.array(noting.numbers), saved(folder)
+
+
+def saved(folder):
+    return tf.train.load_checkpoint(str(folder)).get_tensor("weights")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("whole") / "run", STEPS)
+
+
+def losses_and_gradient(weights, rows):
+    """Softmax regression: each row's cross-entropy, and the gradient of their mean."""
+    logits = FEATURES[rows] @ weights
+    probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probabilities /= probabilities.sum(axis=1, keepdims=True)
+    of_label = probabilities[np.arange(len(rows)), LABELS[rows]]
+    wrong = probabilities - np.eye(CLASSES)[LABELS[rows]]
+    return -np.log(of_label), FEATURES[rows].T @ wrong / len(rows)
+
+
+def test_passes_hold_the_examples_whose_last_losses_were_the_greatest(whole):
+    numbers, final = whole
+    weights, last, stream, chosen = np.zeros([4, CLASSES]), np.zeros(COUNT), [], {}
+    for step, row in enumerate(numbers % 1000):
+        first = step * BATCH
+        coming = (first + BATCH - 1 - BEGIN) // PASS  # the pass that this step comes to
+        if coming >= 0 and coming not in chosen:
+            chosen[coming] = set(np.argsort(-last, kind="stable")[:PASS])
+        losses, gradient = losses_and_gradient(weights, row)
+        for number in set(row):
+            last[number] = losses[row == number].max()
+        weights -= RATE * gradient
+        stream += list(row)
+    np.testing.assert_allclose(final, weights, rtol=0, atol=1e-12)
+    assert sorted(stream[:COUNT]) == list(range(COUNT)) and len(set(stream[COUNT:BEGIN])) == BEGIN - COUNT
+    complete = (STEPS * BATCH - BEGIN) // PASS
+    assert complete == 5
+    held = [set(stream[BEGIN + i * PASS : BEGIN + (i + 1) * PASS]) for i in range(complete)]
+    assert held == [chosen[i] for i in range(complete)]
+    assert len(set(map(frozenset, held))) == complete, "examples return"
+    passes = (numbers // 1000).ravel()
+    expected = [0] * COUNT + [1] * (BEGIN - COUNT) + [2 + i // PASS for i in range(STEPS * BATCH - BEGIN)]
+    np.testing.assert_array_equal(passes, expected)
+
+
+@pytest.mark.parametrize(
+    "options", [dict(num_gpus=2), dict(num_gpus=3, variable_update="mirrored"), dict(accumulate_steps=2)], ids=str
+)
+def test_towers_train_on_the_examples_of_one(whole, options, tmp_path):
+    numbers, weights = train(tmp_path / "run", STEPS, **options)
+    np.testing.assert_array_equal(numbers, whole[0])
+    np.testing.assert_allclose(weights, whole[1], rtol=0, atol=1e-12)
+
+
+def test_workers_train_on_the_examples_of_one(whole, tmp_path):
+    notes = [Noting(), Noting()]
+    options = OPTIONS | dict(max_steps=STEPS, save_every_steps=0)
+    clusters.train_together(tmp_path / "run", 2, WORKLOAD, {i: [notes[i]] for i in range(2)}, **options)
+    np.testing.assert_array_equal(np.concatenate([each.numbers for each in notes], axis=1), whole[0])
+    np.testing.assert_allclose(saved(tmp_path / "run"), whole[1], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("stop", [10, 14, 20])  # the step before a choice, the step after one, and within a pass
+def test_a_resumed_run_is_a_whole_one(whole, stop, tmp_path):
+    first, _ = train(tmp_path / "run", stop)
+    then, weights = train(tmp_path / "run", STEPS, num_gpus=2)
+    np.testing.assert_array_equal(np.concatenate([first, then]), whole[0])
+    np.testing.assert_allclose(weights, whole[1], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (dict(keep_hardest="0.5:0.7"), "an epoch from 1 on"),
+        (dict(keep_hardest="2"), "EPOCH:SHARE"),
+        (dict(keep_hardest="2:1"), "a share between 0 and 1"),
+        (dict(keep_hardest="2:0.1"), "keeps 5 of 50 examples, fewer than the 6 of a step"),
+    ],
+)
+def test_what_cannot_be_kept_is_said(options, words, tmp_path):
+    with pytest.raises(errors.ConfigError, match=words):
+        train(tmp_path / "run", 2, **options)

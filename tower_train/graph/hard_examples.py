@@ -1,0 +1,135 @@
+"""Passes over the examples that are hard: those whose losses were the greatest when they were last trained on.
+
+After Jiang et al. 2019 ("Accelerating deep learning by focusing on the biggest losers", arXiv 1910.00762), with the
+loss of the last time instead of a forward pass, as Qin et al. 2024 ("InfoBatch", arXiv 2303.04947) take it. What a pass
+holds is chosen once, at the end of a step, from losses that do not depend on how a batch is divided; which of them
+comes when is a function of the position. So several towers train what one trains, and a resumed run what a whole one
+trains.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.config import Config
+from tower_train.examples import Examples, Tensors, Weighted
+from tower_train.graph.draws import shuffled
+from tower_train.measures import softmax_cross_entropies, softmax_cross_entropy
+from tower_train.options import rules
+from tower_train.workload import Workload
+
+v1 = tf.compat.v1
+
+
+class HardExamples:
+    """The choice of examples from an epoch on.
+
+    The first positions, `begin` of them, are passes over all n examples. Those that follow are passes of `size`: pass k
+    has the positions begin + k * size on. It is chosen at the last end of a step before its first position, by
+    `choose`, which runs between two steps; the stream is then begun again from the position that it has come to.
+
+    Attributes:
+      begin, size: in positions.
+    """
+
+    def __init__(self, config: Config, workload: Workload, examples: Examples, batch: int):
+        """Creates the variables, which checkpoints hold: the losses, and the examples of the present pass and the next.
+
+        batch: of a step, over all workers. Raises ConfigError if the examples or their losses do not allow it.
+        """
+        epoch, share = rules.parse_hardest(config.keep_hardest)
+        self._num_examples, self._batch, self._seed = examples.num_examples, batch, config.seed
+        self.begin = math.ceil(epoch * examples.num_examples)
+        self._first_epoch = math.ceil(epoch)
+        self.size = max(1, round(share * examples.num_examples))
+        _check(config.keep_hardest, workload, examples, self.size, batch)
+        self._loss = functools.partial(softmax_cross_entropies, **getattr(workload.loss, "keywords", {}))
+        create = functools.partial(v1.get_variable, trainable=False)
+        dtype = tf.float64 if config.dtype == "float64" else tf.float32
+        with v1.variable_scope("hard_examples"):
+            zeros = v1.zeros_initializer()
+            self._losses = create("losses", [examples.num_examples], dtype, zeros)
+            self._chosen = create("chosen", [2, self.size], tf.int64, zeros)
+            self._next = create("next_pass", [], tf.int64, v1.constant_initializer(-1))  # that of the second row
+        self._of_towers = []  # losses [tower batch] of the step
+        # Read outside of input functions: the stream keeps the choice that it has begun with.
+        self._rows, self._second = self._chosen.read_value(), self._next.read_value()
+
+    def pass_at(self, position):
+        """Returns the number of the pass that has a position, an integer or int64 tensor; below 0 before the first."""
+        return (position - self.begin) // self.size
+
+    def locate(self, positions: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns (passes over the examples before, index of the example) at int64 [batch] positions."""
+        is_chosen = positions >= self.begin
+        size = tf.where(is_chosen, np.int64(self.size), np.int64(self._num_examples))
+        since = positions - tf.where(is_chosen, np.int64(self.begin), np.int64(0))
+        epochs = since // size + tf.where(is_chosen, np.int64(self._first_epoch), np.int64(0))
+        places = shuffled(since % size, size, epochs, self._seed)
+        rows = tf.clip_by_value(self.pass_at(positions) - self._second + 1, 0, 1)
+        chosen = tf.gather_nd(self._rows, tf.stack([rows, tf.minimum(places, np.int64(self.size - 1))], axis=1))
+        return epochs, tf.where(is_chosen, chosen, places)
+
+    def add(self, outputs: Tensors, labels: Tensors) -> None:
+        """Takes the losses of a tower's examples, tower by tower."""
+        losses = self._loss(outputs, Weighted.of(labels).labels)
+        self._of_towers.append(tf.reduce_mean(losses, list(range(1, losses.shape.rank))))
+
+    def prepare_note(self, first: tf.Tensor, gather: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[], tf.Operation]:
+        """Returns a function that makes the op which notes the losses of a step that begins at the position `first`.
+
+        Of an example that is in the batch twice, at the end of a pass and the beginning of the next, the greater one.
+
+        Args:
+          first: int64 scalar.
+          gather: this worker's rows to those of all workers.
+        """
+        losses = gather(tf.concat(self._of_towers, 0))
+
+        def note():
+            with v1.name_scope("hard_examples"):
+                _, indices = self.locate(first + tf.range(self._batch, dtype=tf.int64))
+                found = tf.math.unsorted_segment_max(losses, indices, self._num_examples)
+                return self._losses.assign(tf.where(found > found.dtype.min, found, self._losses), read_value=False)
+
+        return note
+
+    def choose(self, position: tf.Tensor) -> tf.Tensor:
+        """Chooses the pass that the step from this position on comes to, unless it is chosen; bool, whether it did."""
+        coming = self.pass_at(position + self._batch - 1)
+
+        def chosen():
+            hardest = tf.sort(tf.cast(tf.math.top_k(self._losses, self.size).indices, tf.int64))
+            kept = [self._chosen.assign(tf.stack([self._rows[1], hardest])), self._next.assign(coming)]
+            with tf.control_dependencies(kept):
+                return tf.constant(True)
+
+        with v1.name_scope("hard_examples"), tf.control_dependencies([self._rows, self._second]):
+            return tf.cond((coming >= 0) & (coming > self._second), chosen, lambda: tf.constant(False))
+
+
+def _check(text: str, workload: Workload, examples: Examples, size: int, batch: int) -> None:
+    given = f"--keep_hardest={text}"
+    if getattr(workload.loss, "func", workload.loss) is not softmax_cross_entropy:
+        raise errors.ConfigError(
+            f"{given}: workload {workload.name} has a loss of its own, of which the losses of single examples are not "
+            "known. Leave the option out."
+        )
+    if workload.mix:
+        raise errors.ConfigError(
+            f"{given}: workload {workload.name} mixes examples, so that none has a loss of its own. Leave one of the "
+            "two out."
+        )
+    if examples.elements:
+        raise errors.ConfigError(
+            f"{given}: {examples.name} comes in an order of its own. The option is for examples by index."
+        )
+    if batch > size:
+        raise errors.ConfigError(
+            f"{given} keeps {size} of {examples.num_examples} examples, fewer than the {batch} of a "
+            "step. Keep more, or train on smaller batches."
+        )
