@@ -108,9 +108,9 @@ def _normalized(inputs, gamma, beta, mean, variance, epsilon: float) -> tf.Tenso
     """Normalises by one multiplication and one addition per element."""
     scale = gamma * tf.math.rsqrt(variance + epsilon)
     shift = beta - mean * scale
-    # The gradients of scale and shift are sums over the batch, which float16 cannot hold.
-    wide = tf.cast(inputs, gamma.dtype) if inputs.dtype == tf.float16 else inputs
-    return tf.cast(wide * tf.cast(scale, wide.dtype) + tf.cast(shift, wide.dtype), inputs.dtype)
+    # Never below float32: the gradients of scale and shift are sums over the batch, which float16 cannot hold, and in
+    # bfloat16 evaluation would round otherwise than the fused operation of the training.
+    return tf.cast(tf.cast(inputs, gamma.dtype) * scale + shift, inputs.dtype)
 
 
 def _fused(inputs, gamma, beta, epsilon: float) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
