@@ -10,7 +10,10 @@ from tower_train.data import augmentation
 from tower_train.options import TRAINING, option
 from tower_train.workload import Workload
 
-_OF_ANY_SIZE = "cifar10_94", "cifar10_95"  # models
+_SIZES = {  # of the recipes of models that train on images of any size
+    "cifar10_94": {"image_sizes": cifar10_94.IMAGE_SIZES},
+    "cifar10_95": {"image_sizes": cifar10_94.IMAGE_SIZES_95},
+}
 _QUICK = dict(inference=None, augment=shifts.augment, test_time_augmentation=shifts.views, unsure=shifts.unsure)
 # The models' differences from the fields below.
 _MODELS = {
@@ -32,13 +35,13 @@ class Cifar10Options(augmentation.ImageOptions):
     """This workload's own options."""
 
     model: str = option(
-        "convnet", "the network, each with its own recipe: convnet (the tutorial's), cifar10_94 (to 94 % in 7.5 "
-        "epochs), cifar10_95 (wider, to 95 % in 12), minigooglenet, resnet20, resnet56", TRAINING,
+        "convnet", "the network, each with its own recipe: convnet (the tutorial's), cifar10_94 (to 94 % in 8 "
+        "epochs), cifar10_95 (wider, to 95 % in 16), minigooglenet, resnet20, resnet56", TRAINING,
         allowed=tuple(_MODELS), resume="same",
     )  # fmt: skip
     image_sizes: str | None = option(
         None, "EPOCH:PIXELS,...: height and width of training images from an epoch on, e.g. 0:24,4.5:32 (32)", TRAINING,
-        resume="note", needs=("model", *_OF_ANY_SIZE),
+        resume="note", needs=("model", *_SIZES),
     )  # fmt: skip
 
     def check(self):
@@ -74,10 +77,10 @@ def workload(options: Cifar10Options) -> Workload:
         datasets=source.DATASETS,
         options=options,
         configure=workload,
-        recipes={name: {"model": name} for name, model in _MODELS.items() if "recipe" in model},
+        recipes={name: {"model": name} | _SIZES.get(name, {}) for name, model in _MODELS.items() if "recipe" in model},
     )
     fields = common | _MODELS[options.model]
-    if options.model in _OF_ANY_SIZE:
+    if options.model in _SIZES:
         fields["inference_for"] = functools.partial(fields["inference_for"], sizes=options.sizes())
     return Workload(**(fields | augmentation.functions(options, augment=fields["augment"])))
 

@@ -226,8 +226,9 @@ class Config(DeviceOptions):
         resume="note",
     )  # fmt: skip
     keep_hardest: str | None = option(
-        None, "EPOCH:SHARE: from this epoch on, passes over that share of the examples only, those whose losses were "
-        "the greatest when they were last trained on, e.g. 2:0.75; --epochs then counts as many examples as before",
+        None, "EPOCH:SHARE, e.g. 2:0.75: from this epoch on, passes over that share of the examples only, those whose "
+        "losses were the greatest when they were last trained on; other options count as many examples to an epoch "
+        "as without it",
         TRAINING, resume="same",
     )  # fmt: skip
     class_weight: str | None = option(

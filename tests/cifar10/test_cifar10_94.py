@@ -123,8 +123,11 @@ def test_sizes_of_images_that_cannot_be_are_one_line(text):
 
 
 @pytest.mark.parametrize("model, features, weights", [("cifar10_94", 256, 1_971_352), ("cifar10_95", 384, None)])
-def test_what_is_no_filter_moves_as_the_script_says(examples, model, features, weights):
-    """Its rates are for the sum of losses over a batch, the head's for logits divided by the number of features."""
+def test_what_is_no_filter_moves_as_the_script_says_but_for_the_head(examples, model, features, weights):
+    """Its rates are for the sum of losses over a batch, the head's for logits divided by the number of features.
+
+    The head's is 1.5 times as great here.
+    """
     workload = cifar10.WORKLOAD.with_options({"model": model})
     with tf.Graph().as_default(), context.entered(context.Context()) as entered:
         workload.for_examples(examples).inference(tf.zeros([2, 32, 32, 3]), False)
@@ -138,14 +141,14 @@ def test_what_is_no_filter_moves_as_the_script_says(examples, model, features, w
     assert len(decays) == len(of) == 6 + 2  # the betas, the whitening's biases and the head
     assert {(learning.muon, learning.momentum) for learning in of.values()} == {(False, 0.825)}
     rates = {name: learning.rate_factor * 0.205 for name, learning in of.items()}
-    assert rates["head/weights"] == pytest.approx(0.5415 * 1536 * (9 / features) ** 2)
+    assert rates["head/weights"] == pytest.approx(1.5 * 0.5415 * 1536 * (9 / features) ** 2)
     assert rates["block2/conv1/batch_normalization/beta"] == pytest.approx(0.0573 * 1536)
     biases = of["block1/conv1/whitening/biases"]
     assert math.ceil(biases.until_epoch * 50_000 / 1536) == 7  # steps
 
 
 @pytest.mark.parametrize(
-    "dtype, tolerance", [("float64", 1e-12), ("float32", 1e-5), ("bfloat16", 0.03), ("float16", 0.004)]
+    "dtype, tolerance", [("float64", 1e-12), ("float32", 1e-5), ("bfloat16", 0.01), ("float16", 0.004)]
 )
 def test_swish_and_its_derivative_are_those_of_the_sigmoid_formula(dtype, tolerance):
     beta, places = 1.702, np.concatenate([np.linspace(-12, 12, 201), [-300, 300]])

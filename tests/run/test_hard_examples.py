@@ -129,6 +129,12 @@ def test_workers_train_on_the_examples_of_one(whole, tmp_path):
     np.testing.assert_allclose(saved(tmp_path / "run"), whole[1], rtol=0, atol=1e-12)
 
 
+def test_the_whole_share_is_no_choice(tmp_path):
+    (numbers, weights), (found, same) = (train(tmp_path / f"{text}", 20, keep_hardest=text) for text in (None, "1:1"))
+    np.testing.assert_array_equal(found, numbers)
+    np.testing.assert_array_equal(same, weights)
+
+
 @pytest.mark.parametrize("stop", [10, 14, 20])  # the step before a choice, the step after one, and within a pass
 def test_a_resumed_run_is_a_whole_one(whole, stop, tmp_path):
     first, _ = train(tmp_path / "run", stop)
@@ -142,7 +148,7 @@ def test_a_resumed_run_is_a_whole_one(whole, stop, tmp_path):
     [
         (dict(keep_hardest="0.5:0.7"), "an epoch from 1 on"),
         (dict(keep_hardest="2"), "EPOCH:SHARE"),
-        (dict(keep_hardest="2:1"), "a share between 0 and 1"),
+        (dict(keep_hardest="2:1.1"), "a share above 0 and at most 1"),
         (dict(keep_hardest="2:0.1"), "keeps 5 of 50 examples, fewer than the 6 of a step"),
     ],
 )

@@ -15,7 +15,6 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.config import Config
 from tower_train.examples import Examples, Tensors, Weighted
 from tower_train.graph.draws import shuffled
 from tower_train.measures import softmax_cross_entropies, softmax_cross_entropy
@@ -23,6 +22,25 @@ from tower_train.options import rules
 from tower_train.workload import Workload
 
 v1 = tf.compat.v1
+
+
+def of(text: str | None, workload: Workload, examples: Examples, seed: int, batch: int) -> "HardExamples | None":
+    """Returns the choice that --keep_hardest asks for; None without it.
+
+    Args:
+      text: of the option.
+      batch: of a step, over all workers.
+
+    Raises:
+      ConfigError: the examples or their losses do not allow it.
+    """
+    if text is None:
+        return None
+    epoch, share = rules.parse_hardest(text)
+    size = max(1, round(share * examples.num_examples))
+    _check(text, workload, examples, size, batch)
+    losses = functools.partial(softmax_cross_entropies, **getattr(workload.loss, "keywords", {}))
+    return HardExamples(losses, examples.num_examples, epoch, size, seed, batch)
 
 
 class HardExamples:
@@ -36,23 +54,23 @@ class HardExamples:
       begin, size: in positions.
     """
 
-    def __init__(self, config: Config, workload: Workload, examples: Examples, batch: int):
+    def __init__(self, losses: Callable, num_examples: int, epoch: float, size: int, seed: int, batch: int):
         """Creates the variables, which checkpoints hold: the losses, and the examples of the present pass and the next.
 
-        batch: of a step, over all workers. Raises ConfigError if the examples or their losses do not allow it.
+        Args:
+          losses: (outputs, labels) -> [batch, ...].
+          num_examples: all.
+          epoch: from which on passes are of `size`.
+          size: as above.
+          seed: of the training.
+          batch: of a step, over all workers.
         """
-        epoch, share = rules.parse_hardest(config.keep_hardest)
-        self._num_examples, self._batch, self._seed = examples.num_examples, batch, config.seed
-        self.begin = math.ceil(epoch * examples.num_examples)
-        self._first_epoch = math.ceil(epoch)
-        self.size = max(1, round(share * examples.num_examples))
-        _check(config.keep_hardest, workload, examples, self.size, batch)
-        self._loss = functools.partial(softmax_cross_entropies, **getattr(workload.loss, "keywords", {}))
+        self.begin, self._first_epoch, self.size = math.ceil(epoch * num_examples), math.ceil(epoch), size
+        self._num_examples, self._batch, self._seed, self._losses_of = num_examples, batch, seed, losses
         create = functools.partial(v1.get_variable, trainable=False)
-        dtype = tf.float64 if config.dtype == "float64" else tf.float32
         with v1.variable_scope("hard_examples"):
             zeros = v1.zeros_initializer()
-            self._losses = create("losses", [examples.num_examples], dtype, zeros)
+            self._losses = create("losses", [num_examples], tf.float64, zeros)
             self._chosen = create("chosen", [2, self.size], tf.int64, zeros)
             self._next = create("next_pass", [], tf.int64, v1.constant_initializer(-1))  # that of the second row
         self._of_towers = []  # losses [tower batch] of the step
@@ -76,7 +94,7 @@ class HardExamples:
 
     def add(self, outputs: Tensors, labels: Tensors) -> None:
         """Takes the losses of a tower's examples, tower by tower."""
-        losses = self._loss(outputs, Weighted.of(labels).labels)
+        losses = tf.cast(self._losses_of(outputs, Weighted.of(labels).labels), tf.float64)
         self._of_towers.append(tf.reduce_mean(losses, list(range(1, losses.shape.rank))))
 
     def prepare_note(self, first: tf.Tensor, gather: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[], tf.Operation]:

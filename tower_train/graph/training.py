@@ -9,13 +9,12 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.config import Config
 from tower_train.examples import Examples, Tensors
-from tower_train.graph import class_weights, random_state, summaries
+from tower_train.graph import class_weights, hard_examples, random_state, summaries
 from tower_train.graph.collectives import AllReduce
 from tower_train.graph.context import Context, ParamGroup
 from tower_train.graph.devices import HOST, Devices
 from tower_train.graph.draws import Draws
 from tower_train.graph.gradients import GradientsAndVariables, is_finite, update_if_finite
-from tower_train.graph.hard_examples import HardExamples
 from tower_train.graph.layout import Layout, lay_out
 from tower_train.graph.loss_scale import LossScale
 from tower_train.graph.optimizers import make_optimizer
@@ -40,7 +39,7 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
     workload, layout = _with_smooth_labels(workload.for_examples(examples), config), _layout(config, devices)
     with tf.Graph().as_default() as graph, tf.device(HOST):
         counters = Counters(layout.global_batch)  # steps and examples seen: the run's place in the stream
-        hard = HardExamples(config, workload, examples, layout.global_batch) if config.keep_hardest else None
+        hard = hard_examples.of(config.keep_hardest, workload, examples, config.seed, layout.global_batch)
         stream = _input(workload, examples, config, layout, counters.examples_seen, hard and hard.locate)
         rate = learning_rate(config, examples.num_examples, counters.examples_seen)
         of_classes = class_weights.read(config.class_weight, examples)
