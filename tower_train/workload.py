@@ -29,7 +29,7 @@ class Draws(Protocol):
     """Random numbers of one batch: a function of (seed, position), never of the batch, the tower or the time."""
 
     positions: tf.Tensor  # int64 [batch], consecutive places in the endless stream of examples
-    epochs: tf.Tensor  # int64 [batch], positions // num_examples
+    epochs: tf.Tensor  # int64 [batch], passes over the examples before: positions // num_examples if none is left out
 
     def uniform(self, name: str, count: int) -> tf.Tensor:
         """Returns float32 [batch, count], uniform in [0, 1). Another name gives independent numbers."""

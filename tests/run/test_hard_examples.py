@@ -1,5 +1,7 @@
 """Passes over the hardest examples, against numpy: what they hold, and what is trained, whole, resumed, in towers."""
 
+import dataclasses
+
 import clusters
 import numpy as np
 import pytest
@@ -60,11 +62,11 @@ OPTIONS = dict(
 )  # fmt: skip
 
 
-def train(folder, steps, **options):
+def train(folder, steps, workload=WORKLOAD, **options):
     """Returns the numbers of a run's examples [steps, batch], and its weights."""
     noting = Noting()
     config = Config(**OPTIONS | dict(train_dir=str(folder), max_steps=steps) | options)
-    tower_train.train(WORKLOAD, config, [noting])
+    tower_train.train(workload, config, [noting])
     return np.array(noting.numbers), saved(folder)
 
 
@@ -77,25 +79,31 @@ def whole(tmp_path_factory):
     return train(tmp_path_factory.mktemp("whole") / "run", STEPS)
 
 
-def losses_and_gradient(weights, rows):
+def losses_and_gradient(weights, rows, smoothing):
     """Softmax regression: each row's cross-entropy, and the gradient of their mean."""
     logits = FEATURES[rows] @ weights
     probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities /= probabilities.sum(axis=1, keepdims=True)
-    of_label = probabilities[np.arange(len(rows)), LABELS[rows]]
-    wrong = probabilities - np.eye(CLASSES)[LABELS[rows]]
-    return -np.log(of_label), FEATURES[rows].T @ wrong / len(rows)
+    targets = (1 - smoothing) * np.eye(CLASSES)[LABELS[rows]] + smoothing / CLASSES
+    return -(targets * np.log(probabilities)).sum(axis=1), FEATURES[rows].T @ (probabilities - targets) / len(rows)
 
 
 def test_passes_hold_the_examples_whose_last_losses_were_the_greatest(whole):
-    numbers, final = whole
+    check(*whole, smoothing=0.0)
+
+
+def test_losses_are_those_of_smoothed_labels(tmp_path):
+    check(*train(tmp_path / "run", STEPS, label_smoothing=0.2), smoothing=0.2)
+
+
+def check(numbers, final, smoothing):
     weights, last, stream, chosen = np.zeros([4, CLASSES]), np.zeros(COUNT), [], {}
     for step, row in enumerate(numbers % 1000):
         first = step * BATCH
         coming = (first + BATCH - 1 - BEGIN) // PASS  # the pass that this step comes to
         if coming >= 0 and coming not in chosen:
             chosen[coming] = set(np.argsort(-last, kind="stable")[:PASS])
-        losses, gradient = losses_and_gradient(weights, row)
+        losses, gradient = losses_and_gradient(weights, row, smoothing)
         for number in set(row):
             last[number] = losses[row == number].max()
         weights -= RATE * gradient
@@ -144,10 +152,44 @@ def test_a_resumed_run_is_a_whole_one(whole, stop, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "options", [dict(keep_hardest="1.3:0.8"), dict(keep_hardest="2.5:0.5"), dict(global_batch_size=7)], ids=str
+)
+def test_a_run_that_goes_on_otherwise_chooses_anew(options, tmp_path):
+    """All are trained on in the passes that follow, each of them once in a pass."""
+    train(tmp_path / "run", 20)
+    numbers, _ = train(tmp_path / "run", STEPS, override=True, **options)
+    epoch, share = map(float, options.get("keep_hardest", OPTIONS["keep_hardest"]).split(":"))
+    size, begin, first = round(share * COUNT), round(epoch * COUNT), 20 * BATCH
+    stream = numbers.ravel() % 1000
+    starts = [begin + k * size for k in range(9) if begin + k * size >= first]
+    passes = [stream[start - first : start - first + size] for start in starts if start + size <= first + len(stream)]
+    assert passes and all(len(set(each)) == size for each in passes)
+    assert len({frozenset(each) for each in passes}) == len(passes)
+
+
+def test_a_run_that_was_begun_on_all_has_unknown_losses_first(tmp_path):
+    """Which come back, as the hardest: none is left out for good."""
+    train(tmp_path / "run", 20, keep_hardest=None)
+    numbers, _ = train(tmp_path / "run", STEPS, override=True)
+    assert set(numbers.ravel() % 1000) == set(range(COUNT))
+
+
+OWN_LOSS = dataclasses.replace(WORKLOAD, loss=lambda outputs, labels: tf.reduce_mean(tf.square(outputs)))
+MIXED = dataclasses.replace(WORKLOAD, mix=lambda features, labels, draws: (features, labels))
+
+
+@pytest.mark.parametrize(("workload", "words"), [(OWN_LOSS, "has a loss of its own"), (MIXED, "mixes examples")])
+def test_losses_that_are_not_known_are_said(workload, words, tmp_path):
+    with pytest.raises(errors.ConfigError, match=f"--keep_hardest=.*{words}"):
+        train(tmp_path / "run", 2, workload, batch_size=4, global_batch_size=None)
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
-        (dict(keep_hardest="0.5:0.7"), "an epoch from 1 on"),
+        (dict(keep_hardest="0.5:0.7"), "an epoch from 1"),
         (dict(keep_hardest="2"), "EPOCH:SHARE"),
+        (dict(keep_hardest="1e9:0.5"), "to 1000000"),
         (dict(keep_hardest="2:1.1"), "a share above 0 and at most 1"),
         (dict(keep_hardest="2:0.1"), "keeps 5 of 50 examples, fewer than the 6 of a step"),
     ],

@@ -94,7 +94,7 @@ def measure(options: BenchmarkOptions, towers: int) -> tuple[Breakdown, v1.RunMe
 @contextlib.contextmanager
 def _opened(workload: tower_train.Workload, **options) -> Iterator[tuple[record.TrainingGraph, v1.Session]]:
     """Builds a training as a run does, in a session, ready for its first step."""
-    config = workload.config(**({"summary_every_steps": 0} | options))
+    config = workload.config(**({"summary_every_steps": 0, "keep_hardest": None} | options))
     placed = devices.place(config)
     devices.choose_kernels(config.deterministic, config.tensor_float_32)
     config, _ = choices.resolve(config, {}, placed)

@@ -61,6 +61,7 @@ def train(
         run_config = chosen.config(
             dataset=request.dataset, data_dir=request.data_dir, num_gpus=towers, batch_size=batch_size // towers,
             train_dir=train_dir, max_steps=NO_END, eval_at_end=False, summary_every_steps=0, save_every_steps=0,
+            keep_hardest=None,
             **options,
         )  # fmt: skip
         tower_train.train(chosen, run_config, after_step=lambda step, report: after_step())

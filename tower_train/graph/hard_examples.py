@@ -2,9 +2,9 @@
 
 After Jiang et al. 2019 ("Accelerating deep learning by focusing on the biggest losers", arXiv 1910.00762), with the
 loss of the last time instead of a forward pass, as Qin et al. 2024 ("InfoBatch", arXiv 2303.04947) take it. What a pass
-holds is chosen once, at the end of a step, from losses that do not depend on how a batch is divided; which of them
-comes when is a function of the position. So several towers train what one trains, and a resumed run what a whole one
-trains.
+holds is chosen once, at the end of a step; which of them comes when is a function of the position. So a resumed run
+trains what a whole one trains, and several towers what one trains, where their losses are those of one: but for
+batch normalisation by tower, and roundings between losses that are all but equal.
 """
 
 import functools
@@ -65,17 +65,18 @@ class HardExamples:
           seed: of the training.
           batch: of a step, over all workers.
         """
-        self.begin, self._first_epoch, self.size = math.ceil(epoch * num_examples), math.ceil(epoch), size
+        self.begin, self._first_epoch, self.size = round(epoch * num_examples), math.ceil(epoch), size
         self._num_examples, self._batch, self._seed, self._losses_of = num_examples, batch, seed, losses
         create = functools.partial(v1.get_variable, trainable=False)
         with v1.variable_scope("hard_examples"):
-            zeros = v1.zeros_initializer()
-            self._losses = create("losses", [num_examples], tf.float64, zeros)
-            self._chosen = create("chosen", [2, self.size], tf.int64, zeros)
-            self._next = create("next_pass", [], tf.int64, v1.constant_initializer(-1))  # that of the second row
+            unknown = v1.constant_initializer(tf.float64.max)  # the hardest, so that they come soon
+            self._losses = create("losses", [num_examples], tf.float64, unknown)
+        with v1.variable_scope(f"hard_examples/{self.begin}_{size}"):  # to be made again where a run has other ones
+            self._chosen = create("chosen", [2, size], tf.int64, v1.zeros_initializer())
+            self._second = create("pass_of_second_row", [], tf.int64, v1.constant_initializer(-1))
         self._of_towers = []  # losses [tower batch] of the step
         # Read outside of input functions: the stream keeps the choice that it has begun with.
-        self._rows, self._second = self._chosen.read_value(), self._next.read_value()
+        self._rows, self._pass_of_second = self._chosen.read_value(), self._second.read_value()
 
     def pass_at(self, position):
         """Returns the number of the pass that has a position, an integer or int64 tensor; below 0 before the first."""
@@ -88,14 +89,16 @@ class HardExamples:
         since = positions - tf.where(is_chosen, np.int64(self.begin), np.int64(0))
         epochs = since // size + tf.where(is_chosen, np.int64(self._first_epoch), np.int64(0))
         places = shuffled(since % size, size, epochs, self._seed)
-        rows = tf.clip_by_value(self.pass_at(positions) - self._second + 1, 0, 1)
+        rows = tf.clip_by_value(self.pass_at(positions) - self._pass_of_second + 1, 0, 1)
         chosen = tf.gather_nd(self._rows, tf.stack([rows, tf.minimum(places, np.int64(self.size - 1))], axis=1))
         return epochs, tf.where(is_chosen, chosen, places)
 
     def add(self, outputs: Tensors, labels: Tensors) -> None:
         """Takes the losses of a tower's examples, tower by tower."""
-        losses = tf.cast(self._losses_of(outputs, Weighted.of(labels).labels), tf.float64)
-        self._of_towers.append(tf.reduce_mean(losses, list(range(1, losses.shape.rank))))
+        labels, weights = Weighted.of(labels)
+        losses = tf.cast(self._losses_of(outputs, labels), tf.float64)
+        losses = tf.reduce_mean(losses, list(range(1, losses.shape.rank)))
+        self._of_towers.append(losses if weights is None else losses * tf.cast(weights, tf.float64))
 
     def prepare_note(self, first: tf.Tensor, gather: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[], tf.Operation]:
         """Returns a function that makes the op which notes the losses of a step that begins at the position `first`.
@@ -111,23 +114,31 @@ class HardExamples:
         def note():
             with v1.name_scope("hard_examples"):
                 _, indices = self.locate(first + tf.range(self._batch, dtype=tf.int64))
-                found = tf.math.unsorted_segment_max(losses, indices, self._num_examples)
-                return self._losses.assign(tf.where(found > found.dtype.min, found, self._losses), read_value=False)
+                examples, places = tf.unique(indices)
+                greatest = tf.math.unsorted_segment_max(losses, places, tf.size(examples))
+                return tf.raw_ops.ResourceScatterUpdate(
+                    resource=self._losses.handle, indices=examples, updates=greatest
+                )
 
         return note
 
     def choose(self, position: tf.Tensor) -> tf.Tensor:
-        """Chooses the pass that the step from this position on comes to, unless it is chosen; bool, whether it did."""
+        """Chooses the examples of the pass that the step from this position on comes to; bool: whether that was due."""
         coming = self.pass_at(position + self._batch - 1)
 
         def chosen():
             hardest = tf.sort(tf.cast(tf.math.top_k(self._losses, self.size).indices, tf.int64))
-            kept = [self._chosen.assign(tf.stack([self._rows[1], hardest])), self._next.assign(coming)]
-            with tf.control_dependencies(kept):
+            before = tf.where(
+                tf.equal(coming, second + 1), self._rows[1], hardest
+            )  # the pass before, where it was chosen
+            with tf.control_dependencies(
+                [self._chosen.assign(tf.stack([before, hardest])), self._second.assign(coming)]
+            ):
                 return tf.constant(True)
 
-        with v1.name_scope("hard_examples"), tf.control_dependencies([self._rows, self._second]):
-            return tf.cond((coming >= 0) & (coming > self._second), chosen, lambda: tf.constant(False))
+        second = self._pass_of_second
+        with v1.name_scope("hard_examples"), tf.control_dependencies([self._rows, second]):
+            return tf.cond((coming >= 0) & (coming > second), chosen, lambda: tf.constant(False))
 
 
 def _check(text: str, workload: Workload, examples: Examples, size: int, batch: int) -> None:

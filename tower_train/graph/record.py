@@ -101,7 +101,7 @@ class Choice(NamedTuple):
 
     Attributes:
       pass_at: position -> the number of the pass that has it.
-      choose: bool scalar; chooses those of the next step's pass, and tells whether they were not chosen yet.
+      choose: bool scalar; chooses the examples of the next step's pass, if that is due; whether it was.
     """
 
     pass_at: Callable[[int], int]

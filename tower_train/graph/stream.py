@@ -1,8 +1,8 @@
 """An endless, seeded stream of positions, each of one example.
 
 Position p belongs to epoch p // n and to example permutation(seed, epoch)[p % n], unless examples are left out (see
-hard_examples.py). Nothing is buffered and nothing
-depends on the number of towers, so the number of examples seen is a run's position.
+hard_examples.py). Nothing is buffered and nothing depends on the number of towers, so the number of examples seen is a
+run's position.
 
 A data set with an order of its own keeps that order; then only its iterator knows the position, and its state goes into
 the checkpoint.

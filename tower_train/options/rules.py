@@ -64,10 +64,10 @@ def parse_hardest(text: str) -> tuple[float, float]:
         epoch, share = float(epoch), float(share)
     except ValueError:
         epoch = share = math.nan
-    if not (1 <= epoch < math.inf and 0 < share <= 1):
+    if not (1 <= epoch <= 1e6 and 0 < share <= 1):
         raise errors.ConfigError(
-            f"--keep_hardest={text}: it must be EPOCH:SHARE, an epoch from 1 on, as each example is to be trained on "
-            "before, and a share above 0 and at most 1 (all), such as 2:0.75."
+            f"--keep_hardest={text}: it must be EPOCH:SHARE, an epoch from 1 to 1000000, as each example is to be "
+            "trained on before, and a share above 0 and at most 1 (all), such as 2:0.75."
         )
     return epoch, share
 

@@ -206,7 +206,7 @@ def _configs(config: Config, graph: TrainingGraph, normalizes: bool, each: int) 
         accumulate_steps=batches, variable_update="mirrored" if mirrored else "cpu", all_reduce=None,
         check_mirrors_every_steps=0, augment_on="auto", worker_hosts=None, task_index=None,
         elastic=None, wait_for_workers=False, sync_batch_norm=graph.compared.normalizes, summary_every_steps=0,
-        stall_timeout_secs=0,
+        stall_timeout_secs=0, keep_hardest=None,
     )  # fmt: skip
     one = dataclasses.replace(
         several, num_gpus=1, accumulate_steps=1, variable_update="cpu", batch_size=each * devices * batches

@@ -139,10 +139,13 @@ class ChooseExamples(Action):
     """Chooses the hard examples of a pass before the first step that has some of it, and begins the stream again."""
 
     def __init__(self, running: Running):
-        self._graph, self._session = running.start.graph, running.session
+        self._graph, self._session, self._end = running.start.graph, running.session, running.start.end
 
     def begin(self):
         self._choose()  # where a step has another size than at the last start
+
+    def is_due(self, step):
+        return step < self._end  # else no step follows, whose examples the stream would fetch
 
     def __call__(self, step, report):
         batch, pass_at = self._graph.layout.global_batch, self._graph.choice.pass_at
