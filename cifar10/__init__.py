@@ -10,10 +10,7 @@ from tower_train.data import augmentation
 from tower_train.options import TRAINING, option
 from tower_train.workload import Workload
 
-_SIZES = {  # of the recipes of models that train on images of any size
-    "cifar10_94": {"image_sizes": cifar10_94.IMAGE_SIZES},
-    "cifar10_95": {"image_sizes": cifar10_94.IMAGE_SIZES_95},
-}
+_OF_ANY_SIZE = "cifar10_94", "cifar10_95"  # models
 _QUICK = dict(inference=None, augment=shifts.augment, test_time_augmentation=shifts.views, unsure=shifts.unsure)
 # The models' differences from the fields below.
 _MODELS = {
@@ -21,7 +18,7 @@ _MODELS = {
     "cifar10_94": _QUICK | dict(inference_for=cifar10_94.inference_for, recipe=cifar10_94.RECIPE),
     "cifar10_95": _QUICK
     | dict(
-        inference_for=functools.partial(cifar10_94.inference_for, widths=cifar10_94.WIDTHS_95),
+        inference_for=functools.partial(cifar10_94.inference_for, widths=cifar10_94.WIDTHS_95, head=1.0),
         recipe=cifar10_94.RECIPE_95,
     ),
     "minigooglenet": dict(inference=minigooglenet.inference, recipe=minigooglenet.RECIPE),
@@ -36,12 +33,13 @@ class Cifar10Options(augmentation.ImageOptions):
 
     model: str = option(
         "convnet", "the network, each with its own recipe: convnet (the tutorial's), cifar10_94 (to 94 % in 8 "
-        "epochs), cifar10_95 (wider, to 95 % in 16), minigooglenet, resnet20, resnet56", TRAINING,
+        "epochs), cifar10_95 (wider, to 95 % in 12), minigooglenet, resnet20, resnet56", TRAINING,
         allowed=tuple(_MODELS), resume="same",
     )  # fmt: skip
     image_sizes: str | None = option(
-        None, "EPOCH:PIXELS,...: height and width of training images from an epoch on, e.g. 0:24,4.5:32 (32)", TRAINING,
-        resume="note", needs=("model", *_SIZES),
+        None, "EPOCH:PIXELS,...: height and width of training images from an epoch on, e.g. 0:24,4.5:32 (the "
+        "recipe's with --recipe, else 32)", TRAINING,
+        resume="note", needs=("model", *_OF_ANY_SIZE),
     )  # fmt: skip
 
     def check(self):
@@ -77,10 +75,11 @@ def workload(options: Cifar10Options) -> Workload:
         datasets=source.DATASETS,
         options=options,
         configure=workload,
-        recipes={name: {"model": name} | _SIZES.get(name, {}) for name, model in _MODELS.items() if "recipe" in model},
+        recipes={name: {"model": name} for name, model in _MODELS.items() if "recipe" in model}
+        | {"cifar10_94": {"model": "cifar10_94", "image_sizes": cifar10_94.IMAGE_SIZES}},
     )
     fields = common | _MODELS[options.model]
-    if options.model in _SIZES:
+    if options.model in _OF_ANY_SIZE:
         fields["inference_for"] = functools.partial(fields["inference_for"], sizes=options.sizes())
     return Workload(**(fields | augmentation.functions(options, augment=fields["augment"])))
 

@@ -160,6 +160,7 @@ def _of_joined(counts: Mapping[int, int]) -> Callable:
 
 
 def _joining(maps: tf.Tensor, weights: tf.Tensor, sizes: Sequence[int] = ()) -> tf.Tensor:
+    """Convolves with the gradient of joined images, where it pays."""
     batch, _, width, _ = maps.shape
     counts = {size: joined_count(batch, size, weights.shape[1]) for size in ([width] if width else sizes)}
     return (_of_joined(counts) if max(counts.values()) > 1 else _library_convolution)(maps, weights)
