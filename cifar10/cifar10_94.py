@@ -62,9 +62,9 @@ IMAGE_SIZES, HEAD = "0:20,1.5:24,4.5:32", 1.5  # ours: of the recipe, and by how
 RECIPE_95 = RECIPE | {"epochs": 12, "keep_hardest": None}  # airbench95, without Muon, takes 15
 
 
-def head_rate(num_features: int) -> float:
-    """Returns the head's learning rate; the script's is for logits that are divided by the number of features."""
-    return 0.5415 * BATCH / (num_features * LOGIT_SCALE) ** 2
+def head_rate(num_features: int, head: float = HEAD) -> float:
+    """Returns the head's learning rate: `head` times the script's, which is for logits divided by their features."""
+    return head * 0.5415 * BATCH / (num_features * LOGIT_SCALE) ** 2
 
 
 def inference_for(examples: Examples, widths=WIDTHS, sizes=FULL_SIZE, head: float = HEAD):
@@ -109,7 +109,7 @@ def inference(
     # Of equal values, frequent in bfloat16, each gets its share of the gradient.
     features = tf.reduce_max(maps, [0, 1] if pixels_first else [1, 2])
     features = tf.cast(features, tf.float32) if features.dtype.size < 4 else features  # logits keep their digits
-    rate = head * head_rate(features.shape[-1])
+    rate = head_rate(features.shape[-1], head)
     with v1.variable_scope("head"), _moved_at(rate):
         uniform = v1.variance_scaling_initializer(1 / 3, distribution="uniform")  # PyTorch's default
         weights = layers.weights([features.shape[-1], NUM_CLASSES], features.dtype, uniform, DECAY / rate)

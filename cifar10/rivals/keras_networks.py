@@ -45,11 +45,11 @@ def convnet() -> keras.Model:
     )
 
 
-def cifar10_94(widths=cifar10.cifar10_94.WIDTHS) -> keras.Model:
+def cifar10_94(widths=cifar10.cifar10_94.WIDTHS, head: float = cifar10.cifar10_94.HEAD) -> keras.Model:
     """The network of cifar10.cifar10_94; its layer WHITENING waits for kernels from the images."""
     original = cifar10.cifar10_94
     bias_decay = keras.regularizers.L2(original.DECAY / original.BIAS_RATE / 2)
-    head_decay = keras.regularizers.L2(original.DECAY / original.head_rate(widths[-1]) / 2)
+    head_decay = keras.regularizers.L2(original.DECAY / original.head_rate(widths[-1], head) / 2)
 
     def initial(inputs):
         return keras.initializers.RandomUniform(-(inputs**-0.5), inputs**-0.5)
@@ -95,5 +95,5 @@ class Whitening(layers.Layer):
 NETWORKS = {
     "convnet": convnet,
     "cifar10_94": cifar10_94,
-    "cifar10_95": functools.partial(cifar10_94, cifar10.cifar10_94.WIDTHS_95),
+    "cifar10_95": functools.partial(cifar10_94, cifar10.cifar10_94.WIDTHS_95, head=1.0),
 }
