@@ -161,15 +161,14 @@ def _of_joined(counts: Mapping[int, int]) -> Callable:
 
 def _joining(maps: tf.Tensor, weights: tf.Tensor, sizes: Sequence[int] = ()) -> tf.Tensor:
     """Convolves with the gradient of joined images, where it pays."""
-    batch, _, width, _ = maps.shape
-    counts = {size: joined_count(batch, size, weights.shape[1]) for size in ([width] if width else sizes)}
+    batch, _, static_width, _ = maps.shape
+
+    def count(width: int) -> int:  # as many as divide the batch and fit into a row
+        most = _ROW // (width + weights.shape[1] // 2) if batch and width <= _WIDEST_JOINED else 1
+        return max((number for number in range(2, most + 1) if batch % number == 0), default=1)
+
+    counts = {width: count(width) for width in ([static_width] if static_width else sizes)}
     return (_of_joined(counts) if max(counts.values()) > 1 else _library_convolution)(maps, weights)
-
-
-def joined_count(batch: int | None, width: int, taps: int) -> int:
-    """Returns how many images are put side by side: as many as divide the batch and fit into a row."""
-    most = _ROW // (width + taps // 2) if batch and width <= _WIDEST_JOINED else 1
-    return max((number for number in range(2, most + 1) if batch % number == 0), default=1)
 
 
 def _by_spectra(inputs: tf.Tensor, weights: tf.Tensor, pixels_first: bool, sizes: Sequence[int]) -> tf.Tensor:

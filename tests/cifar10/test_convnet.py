@@ -10,7 +10,7 @@ import values
 
 import cifar10
 from cifar10 import convnet
-from cifar10.convolution import Algorithm, convolution, fastest, joined_count
+from cifar10.convolution import Algorithm, convolution, fastest
 from tower_train import host
 
 v1 = tf.compat.v1
@@ -121,15 +121,10 @@ def test_a_size_may_be_one_of_several(size):
         np.testing.assert_allclose(found, exact, rtol=0, atol=1e-12 * np.abs(exact).max())
 
 
-@pytest.mark.parametrize("batch, joined", [(6, 3), (4, 2), (7, 1), (None, 1)])
-def test_as_many_images_are_side_by_side_as_divide_a_batch_and_fit(batch, joined):
-    """Three of 9 pixels fit into a row of 32, with a gap each."""
-    assert joined_count(batch, 9, 3) == joined
-
-
-@pytest.mark.parametrize("batch", [6, 7, None])
-@pytest.mark.parametrize("size, sizes", [(9, ()), (9, (9, 7)), (7, (9, 7)), (15, (15, 7))])
-def test_images_side_by_side_have_the_same_gradient(batch, size, sizes):
+@pytest.mark.parametrize("batch, size, joined", [(6, 9, 3), (4, 9, 2), (8, 7, 4), (7, 9, 1), (None, 9, 1), (6, 15, 1)])
+@pytest.mark.parametrize("sizes", [(), (9, 7, 15)])
+def test_images_side_by_side_have_the_same_gradient(batch, size, joined, sizes):
+    """As many of a batch as divide it and fit into a row of 32 pixels: three of 9, four of 7, and a gap each."""
     tensors = draw(batch or 5, size, size, 4, 6, (3, 3))
     shape = [batch, *([None, None] if sizes else [size, size]), 4]
     expected = run(lambda x, w: tf.nn.conv2d(x, w, strides=1, padding="SAME"), *tensors)
@@ -137,7 +132,12 @@ def test_images_side_by_side_have_the_same_gradient(batch, size, sizes):
         x, w = v1.placeholder(tf.float64, shape), tf.constant(tensors[1])
         y = convolution(x, w, algorithm=JOINED, sizes=sizes)
         gradients = tf.gradients(y, [x, w], grad_ys=tf.constant(tensors[2]))
-        found = session.run([y, *gradients], {x: tensors[0]})
+        traced, stats = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE), v1.RunMetadata()
+        found = session.run([y, *gradients], {x: tensors[0]}, options=traced, run_metadata=stats)
+    made = [each for device in stats.step_stats.dev_stats for node in device.node_stats for each in node.output]
+    shapes = [[dim.size for dim in each.tensor_description.shape.dim] for each in made]
+    wide = [shape[2] for shape in shapes if len(shape) == 4 and shape[3] == 4 and shape[2] > size]
+    assert set(wide) == ({joined * (size + 1)} if joined > 1 else set())
     for each, exact in zip(found, expected, strict=True):
         np.testing.assert_allclose(each, exact, rtol=0, atol=1e-12 * np.abs(exact).max())
 

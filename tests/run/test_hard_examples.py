@@ -12,9 +12,7 @@ from tower_train import Config, Examples, Workload, errors, layers
 
 v1 = tf.compat.v1
 COUNT, BATCH, RATE, CLASSES = 50, 6, 0.5, 3
-EPOCH, SHARE, PASS = 1.3, 0.5, 25  # passes of 25 begin at position 65, within a step as most of them
-BEGIN = 65
-STEPS = 34
+EPOCH, SHARE, PASS, BEGIN, STEPS = 1.3, 0.5, 25, 65, 34  # passes of 25 from position 65 on, mostly within a step
 RNG = np.random.default_rng(0)
 LABELS = np.arange(COUNT) % CLASSES
 FEATURES = RNG.normal(LABELS[:, np.newaxis], 1.0, [COUNT, 4])
@@ -121,7 +119,9 @@ def check(numbers, final, smoothing):
 
 
 @pytest.mark.parametrize(
-    "options", [dict(num_gpus=2), dict(num_gpus=3, variable_update="mirrored"), dict(accumulate_steps=2)], ids=str
+    "options",
+    [dict(num_gpus=2), dict(num_gpus=3, variable_update="mirrored", augment_on="device"), dict(accumulate_steps=2)],
+    ids=str,
 )
 def test_towers_train_on_the_examples_of_one(whole, options, tmp_path):
     numbers, weights = train(tmp_path / "run", STEPS, **options)
@@ -168,7 +168,7 @@ def test_a_run_that_goes_on_otherwise_chooses_anew(options, tmp_path):
 
 
 def test_a_run_that_was_begun_on_all_has_unknown_losses_first(tmp_path):
-    """Which come back, as the hardest: none is left out for good."""
+    """They count as the hardest, so that none is left out for good."""
     train(tmp_path / "run", 20, keep_hardest=None)
     numbers, _ = train(tmp_path / "run", STEPS, override=True)
     assert set(numbers.ravel() % 1000) == set(range(COUNT))

@@ -142,7 +142,7 @@ class ChooseExamples(Action):
         self._graph, self._session, self._end = running.start.graph, running.session, running.start.end
 
     def begin(self):
-        self._choose()  # where a step has another size than at the last start
+        self._choose()  # what the last start had no step for, or where steps have another size now
 
     def is_due(self, step):
         return step < self._end  # else no step follows, whose examples the stream would fetch
