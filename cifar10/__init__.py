@@ -10,17 +10,27 @@ from tower_train.data import augmentation
 from tower_train.options import TRAINING, option
 from tower_train.workload import Workload
 
-_OF_ANY_SIZE = "cifar10_94", "cifar10_95"  # models
-_QUICK = dict(inference=None, augment=shifts.augment, test_time_augmentation=shifts.views, unsure=shifts.unsure)
+_OF_ANY_SIZE = tuple(cifar10_94.IMAGE_SIZES)  # models
+
+
+def _quick(name: str, augment=shifts.augment) -> dict:
+    """Returns the differences of a model of cifar10_94."""
+    return dict(
+        inference=None,
+        inference_for=functools.partial(cifar10_94.inference_for, **cifar10_94.NETWORKS[name]),
+        augment=augment,
+        test_time_augmentation=shifts.views,
+        unsure=shifts.unsure,
+        recipe=cifar10_94.RECIPES[name],
+    )
+
+
 # The models' differences from the fields below.
 _MODELS = {
     "convnet": dict(inference=convnet.inference, augment=augment.augment, prepare=augment.prepare),
-    "cifar10_94": _QUICK | dict(inference_for=cifar10_94.inference_for, recipe=cifar10_94.RECIPE),
-    "cifar10_95": _QUICK
-    | dict(
-        inference_for=functools.partial(cifar10_94.inference_for, widths=cifar10_94.WIDTHS_95, head=1.0),
-        recipe=cifar10_94.RECIPE_95,
-    ),
+    "cifar10_94": _quick("cifar10_94"),
+    "cifar10_95": _quick("cifar10_95"),
+    "cifar10_96": _quick("cifar10_96", augment=shifts.augment_with_cutout),
     "minigooglenet": dict(inference=minigooglenet.inference, recipe=minigooglenet.RECIPE),
     "resnet20": dict(inference=resnet.resnet20, recipe=resnet.RECIPE),
     "resnet56": dict(inference=resnet.resnet56, recipe=resnet.RECIPE),
@@ -33,7 +43,8 @@ class Cifar10Options(augmentation.ImageOptions):
 
     model: str = option(
         "convnet", "the network, each with its own recipe: convnet (the tutorial's), cifar10_94 (to 94 % in 8 "
-        "epochs), cifar10_95 (wider, to 95 % in 12), minigooglenet, resnet20, resnet56", TRAINING,
+        "epochs), cifar10_95 (wider, to 95 % in 16), cifar10_96 (deeper, to 96 % in 38), minigooglenet, resnet20, "
+        "resnet56", TRAINING,
         allowed=tuple(_MODELS), resume="same",
     )  # fmt: skip
     image_sizes: str | None = option(
@@ -75,8 +86,11 @@ def workload(options: Cifar10Options) -> Workload:
         datasets=source.DATASETS,
         options=options,
         configure=workload,
-        recipes={name: {"model": name} for name, model in _MODELS.items() if "recipe" in model}
-        | {"cifar10_94": {"model": "cifar10_94", "image_sizes": cifar10_94.IMAGE_SIZES}},
+        recipes={
+            name: {"model": name} | ({"image_sizes": cifar10_94.IMAGE_SIZES[name]} if name in _OF_ANY_SIZE else {})
+            for name, model in _MODELS.items()
+            if "recipe" in model
+        },
     )
     fields = common | _MODELS[options.model]
     if options.model in _OF_ANY_SIZE:

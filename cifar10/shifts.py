@@ -1,5 +1,5 @@
-"""Whole images for short training: shifted by up to two pixels, flipped in every other epoch, of changed brightness and
-contrast; and six views for evaluation, of images that are in doubt.
+"""Whole images for the networks of cifar10_94: shifted by up to two or four pixels, flipped in every other epoch, of
+changed brightness and contrast, some with a square cut out; and six views for evaluation, of images that are in doubt.
 
 Jordan 2024 ("94% on CIFAR-10 in 3.29 seconds on a single GPU", arXiv 2404.00498, section 3.6): an image that is flipped
 at random each time has the same orientation in two consecutive epochs half of the time. So each is flipped at random in
@@ -12,13 +12,14 @@ from cifar10 import crops
 from tower_train import workload
 
 SIZE = crops.SIZE
-MOST = 2  # pixels each way
+MOST, MOST_WITH_CUTOUT = 2, 4  # pixels each way that an image is shifted
+CUTOUT = 12  # pixels each way of the square that is cut out
 DOUBT = 0.7  # less than this between the two largest probabilities; six views of these images only
 BRIGHTNESS, CONTRAST = 0.1399, 0.1308  # most change, of images as `crops.prepare` makes them (see cifar10_94, "script")
 
 
-def augment(images: tf.Tensor, draws: workload.Draws) -> tf.Tensor:
-    """Shifts images by -2 to 2 pixels each way, flips each in every other epoch, does `crops.prepare`, and changes
+def augment(images: tf.Tensor, draws: workload.Draws, most: int = MOST) -> tf.Tensor:
+    """Shifts images by up to `most` pixels each way, flips each in every other epoch, does `crops.prepare`, and changes
     brightness and contrast.
 
     From uint8 [batch, 32, 32, 3] to float32, reflected at the edge as by numpy's 'reflect'. A gather of pixels is
@@ -26,7 +27,7 @@ def augment(images: tf.Tensor, draws: workload.Draws) -> tf.Tensor:
     no uint8 and compute with int32 on the host.
     """
     images = tf.cast(images, tf.float32)
-    places = tf.cast(tf.floor((2 * MOST + 1) * draws.uniform("shift", 2)), tf.int64) - MOST
+    places = tf.cast(tf.floor((2 * most + 1) * draws.uniform("shift", 2)), tf.int64) - most
     first_flip = tf.cast(draws.of_example("flip", 1) < 0.5, tf.int64)
     is_flipped = (first_flip + draws.epochs[:, tf.newaxis]) % 2 > 0
     forwards = tf.range(SIZE, dtype=tf.int64)
@@ -38,6 +39,20 @@ def augment(images: tf.Tensor, draws: workload.Draws) -> tf.Tensor:
     change = 2 * draws.uniform("colours", 2)[:, :, tf.newaxis, tf.newaxis] - 1
     brighter = crops.prepare(tf.reshape(shifted, [-1, SIZE, SIZE, 3])) + BRIGHTNESS * change[:, :1]
     return brighter * (1 + CONTRAST * change[:, 1:])
+
+
+def augment_with_cutout(images: tf.Tensor, draws: workload.Draws) -> tf.Tensor:
+    """Augments as `augment`, with shifts of up to 4 pixels, and cuts a square of 12 x 12 pixels out of each image.
+
+    As airbench96 (see cifar10_94): cutout (DeVries and Taylor 2017, arXiv 1708.04552) with the whole square inside the
+    image, filled with 0, the mean colour.
+    """
+    moved = augment(images, draws, MOST_WITH_CUTOUT)
+    first = tf.floor((SIZE - CUTOUT + 1) * draws.uniform("cutout", 2))[:, :, tf.newaxis]
+    axis = tf.range(SIZE, dtype=moved.dtype)
+    inside = (axis >= first) & (axis < first + CUTOUT)  # [batch, 2, 32]
+    is_cut = inside[:, 0, :, tf.newaxis] & inside[:, 1, tf.newaxis, :]
+    return tf.where(is_cut[..., tf.newaxis], tf.zeros([], moved.dtype), moved)
 
 
 def views(images: tf.Tensor) -> list[tuple[float, tf.Tensor]]:

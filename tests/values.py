@@ -22,19 +22,15 @@ def fetched(examples, indices):
 
 
 class GivenDraws:
-    """Implements workload.Draws by given numbers.
-
-    Args:
-      uniform, of_example: floating point [batch, count], what these methods return for any name.
-      epochs: integers [batch].
-    """
+    """Implements workload.Draws by given numbers [batch, count]: for any name, or {name: numbers} of `uniform`."""
 
     def __init__(self, uniform, of_example=None, epochs=None):
         self._uniform, self._of_example = uniform, of_example
         self.epochs = None if epochs is None else tf.constant(epochs, tf.int64)
 
     def uniform(self, name, count):
-        return tf.convert_to_tensor(self._uniform, tf.float32)[:, :count]
+        given = self._uniform[name] if isinstance(self._uniform, dict) else self._uniform
+        return tf.convert_to_tensor(given, tf.float32)[:, :count]
 
     def of_example(self, name, count):
         return tf.convert_to_tensor(self._of_example, tf.float32)[:, :count]

@@ -15,12 +15,14 @@ TORCH_PATHS = "TORCH_PATHS"  # environment variable: folders of packages, each w
 
 # Of training: of convolutions and matrix products, a multiplication and an addition as two, once forward and once for
 # each operand's gradient; the images have none. tests/cifar10/test_rivals.py counts them.
-_FLOPS = {"convnet": 105_295_104, "cifar10_94": 707_777_088, "cifar10_95": 1_808_258_112}
+_FLOPS = {
+    "convnet": 105_295_104, "cifar10_94": 707_777_088, "cifar10_95": 1_808_258_112, "cifar10_96": 2_710_696_512,
+}  # fmt: skip
 
 
 def of(options) -> list[Side]:
-    """Returns the rivals of a model: the published script for the tutorial's only, for cifar10_94 each PyTorch that is
-    installed or in TORCH_PATHS; none of the deeper networks."""
+    """Returns the rivals of a model: Keras for the tutorial's network and those of cifar10_94, the published script for
+    the tutorial's only, for cifar10_94 itself each PyTorch that is installed or in TORCH_PATHS; for others none."""
 
     def rival(name, module, label, num_devices=1, dtype="float32", is_quick=False, **arguments) -> Side:
         return Side(name, f"{__name__}.{module}:train", arguments, num_devices, dtype, is_quick, label)

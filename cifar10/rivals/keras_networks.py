@@ -4,6 +4,7 @@ A layer's name is the variable scope of the network that it repeats, with dots i
 """
 
 import functools
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
@@ -45,8 +46,8 @@ def convnet() -> keras.Model:
     )
 
 
-def cifar10_94(widths=cifar10.cifar10_94.WIDTHS, head: float = cifar10.cifar10_94.HEAD) -> keras.Model:
-    """The network of cifar10.cifar10_94; its layer WHITENING waits for kernels from the images."""
+def cifar10_94(widths: Sequence[int], head: float = 1.0, depth: int = 2) -> keras.Model:
+    """Builds a network of cifar10.cifar10_94; its layer WHITENING waits for kernels from the images."""
     original = cifar10.cifar10_94
     bias_decay = keras.regularizers.L2(original.DECAY / original.BIAS_RATE / 2)
     head_decay = keras.regularizers.L2(original.DECAY / original.head_rate(widths[-1], head) / 2)
@@ -58,7 +59,8 @@ def cifar10_94(widths=cifar10.cifar10_94.WIDTHS, head: float = cifar10.cifar10_9
     maps = Whitening(bias_decay, name=WHITENING)(maps)
     maps = layers.Activation(lambda x: keras.ops.silu(1.702 * x))(maps)  # GELU, but for a factor
     for block, width in enumerate(widths, start=1):
-        for number in (1, 2):
+        activations = []
+        for number in range(1, depth + 1):
             name = f"block{block}.conv{number}"
             maps = layers.Conv2D(
                 width, 3, padding="same", use_bias=False, name=name,
@@ -69,7 +71,10 @@ def cifar10_94(widths=cifar10.cifar10_94.WIDTHS, head: float = cifar10.cifar10_9
                 momentum=original.MOVING_MOMENTUM, epsilon=1e-5, scale=False, beta_regularizer=bias_decay,
                 name=f"{name}.batch_normalization",
             )(maps)  # fmt: skip
+            if number == 3:
+                maps = layers.add([maps, activations[0]])
             maps = layers.Activation("silu")(maps)
+            activations.append(maps)
     features = layers.Flatten()(layers.MaxPooling2D(3)(maps))
     kernels = dict(kernel_regularizer=head_decay, kernel_initializer=initial(features.shape[-1]))
     logits = layers.Dense(records.NUM_CLASSES, use_bias=False, name="head", **kernels)(features)
@@ -92,8 +97,6 @@ class Whitening(layers.Layer):
         return keras.ops.conv(inputs, self.kernel, padding="valid") + self.bias
 
 
-NETWORKS = {
-    "convnet": convnet,
-    "cifar10_94": cifar10_94,
-    "cifar10_95": functools.partial(cifar10_94, cifar10.cifar10_94.WIDTHS_95, head=1.0),
+NETWORKS = {"convnet": convnet} | {
+    name: functools.partial(cifar10_94, **network) for name, network in cifar10.cifar10_94.NETWORKS.items()
 }

@@ -16,6 +16,8 @@ from torch.nn import functional
 from cifar10 import cifar10_94, crops, records, shifts, source, whitening
 from tower_train import workload
 
+OURS = cifar10_94.NETWORKS["cifar10_94"]
+
 
 def train(
     request: workload.DataRequest, batch_size: int, after_step: Callable[[float], bool], autocast: bool = False,
@@ -49,7 +51,7 @@ class Network(nn.Module):
         self.whitening = nn.Conv2d(3, whitening.NUM_KERNELS, whitening.SIZE)
         self.convolutions, self.normalizations = nn.ModuleList(), nn.ModuleList()
         channels = whitening.NUM_KERNELS
-        for width in cifar10_94.WIDTHS:
+        for width in OURS["widths"]:
             for _ in range(2):
                 self.convolutions.append(nn.Conv2d(channels, width, 3, padding="same", bias=False))
                 self.normalizations.append(nn.BatchNorm2d(width, momentum=1 - cifar10_94.MOVING_MOMENTUM))
@@ -79,7 +81,7 @@ class Network(nn.Module):
             {"params": biases, "weight_decay": cifar10_94.DECAY / cifar10_94.BIAS_RATE},
             {
                 "params": [self.head.weight],
-                "weight_decay": cifar10_94.DECAY / cifar10_94.head_rate(cifar10_94.WIDTHS[-1]),
+                "weight_decay": cifar10_94.DECAY / cifar10_94.head_rate(OURS["widths"][-1], OURS["head"]),
             },
         ]
 

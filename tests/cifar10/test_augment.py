@@ -86,45 +86,46 @@ def test_an_image_comes_out_the_same_to_the_last_bit_in_any_batch(made):
                 np.testing.assert_array_equal(found, expected[part])
 
 
-@pytest.fixture(scope="module")
-def images():
-    return draw(2)[0]
+IMAGES = draw(2)[0]
 
 
-def test_crops_are_those_of_the_padded_image(images):
+def test_crops_are_those_of_the_padded_image():
     """All 81 places, flipped and not, and the least and greatest numbers, against numpy."""
     places = [(row, column, flip, k) for row in range(9) for column in range(9) for flip in (0, 1) for k in (0, 1)]
     numbers = [((row + 0.5) / 9, (column + 0.5) / 9, 0.75 - 0.5 * flip) for row, column, flip, _ in places]
     places, numbers = [*places, (0, 0, 1, 0), (8, 8, 0, 1)], [*numbers, (LEAST,) * 3, (MOST,) * 3]
-    found = values.of(lambda x: crops.augment(x, values.GivenDraws(numbers)), images[[k for *_, k in places]])
-    normal = (images.astype(np.float64) - crops.MEAN) / crops.DEVIATION
+    found = values.of(lambda x: crops.augment(x, values.GivenDraws(numbers)), IMAGES[[k for *_, k in places]])
+    normal = (IMAGES.astype(np.float64) - crops.MEAN) / crops.DEVIATION
     padded = np.pad(normal, [(0, 0), (4, 4), (4, 4), (0, 0)])
     for crop, (row, column, flip, k) in zip(found, places, strict=True):
         expected = padded[k, row : row + 32, column : column + 32]
         np.testing.assert_allclose(crop, expected[:, ::-1] if flip else expected, atol=1e-5, err_msg=f"{row} {column}")
 
 
-def test_every_shift_and_flip_is_numpys(images):
-    """All 25 places, flipped and not, in an even and in an odd epoch; and the least and greatest numbers."""
-    places = [(i, (i + 0.5) / 5) for i in range(5)]
+@pytest.mark.parametrize("augment, most, square", [(shifts.augment, 2, 0), (shifts.augment_with_cutout, 4, 12)])
+def test_every_shift_flip_and_square_is_numpys(augment, most, square):
+    """All 25 or 81 shifts, flipped and not, in an even and in an odd epoch; and the least and greatest numbers."""
+    places = [(i, (i + 0.5) / (2 * most + 1)) for i in range(2 * most + 1)]
     cases = [*itertools.product(places, places, (0, 1), (6, 7), (0, 1)),
-             *(((i, number), (i, number), 0, 6, 0) for i, number in ((0, LEAST), (4, MOST)))]  # fmt: skip
+             *(((i, number), (i, number), 0, 6, 0) for i, number in ((0, LEAST), (2 * most, MOST)))]  # fmt: skip
     rows, columns, bits, epochs, chosen = map(np.array, zip(*cases, strict=True))
-    numbers = np.stack([rows[:, 1], columns[:, 1]], axis=1)  # those of the shift, and of the colours too
-    given = numbers, (0.75 - 0.5 * bits)[:, np.newaxis], epochs
-    found = values.of(lambda x: shifts.augment(x, values.GivenDraws(*given)), images[chosen])
+    numbers = np.stack([rows[:, 1], columns[:, 1]], axis=1)
+    of_square = numbers[::-1]
+    given = dict(shift=numbers, colours=numbers, cutout=of_square), (0.75 - 0.5 * bits)[:, np.newaxis], epochs
+    found = values.of(lambda x: augment(x, values.GivenDraws(*given)), IMAGES[chosen])
     assert found.dtype == np.float32
-    padded = np.pad(images, [(0, 0), (2, 2), (2, 2), (0, 0)], mode="reflect").astype(np.float64)
-    for shifted, ((row, first), (column, second), bit, epoch, k) in zip(found, cases, strict=True):
+    padded = np.pad(IMAGES, [(0, 0), (most, most), (most, most), (0, 0)], mode="reflect").astype(np.float64)
+    for shifted, ((row, first), (column, second), bit, epoch, k), corner in zip(found, cases, of_square, strict=True):
         expected = (padded[k, row : row + 32, column : column + 32] - crops.MEAN) / crops.DEVIATION
-        if (bit + epoch) % 2:
-            expected = expected[:, ::-1]
+        expected = expected[:, ::-1] if (bit + epoch) % 2 else expected
         expected = (expected + 0.1399 * (2 * first - 1)) * (1 + 0.1308 * (2 * second - 1))
+        top, left = ((33 - square) * corner).astype(int)
+        expected[top : top + square, left : left + square] = 0
         np.testing.assert_allclose(shifted, expected, atol=1e-5, err_msg=f"{row} {column} {bit} {epoch}")
 
 
-def test_the_six_views_are_numpys(images):
-    plain = values.of(crops.prepare, images)
+def test_the_six_views_are_numpys():
+    plain = values.of(crops.prepare, IMAGES)
     weights, found = zip(*shifts.views(tf.constant(plain)), strict=True)
     padded = np.pad(plain, [(0, 0), (1, 1), (1, 1), (0, 0)], mode="reflect")
     moved = [padded[:, first : first + 32, first : first + 32] for first in (1, 2, 0)]

@@ -23,7 +23,7 @@ from tower_train.workload import DataRequest
 
 v1 = tf.compat.v1
 CLASSES, PER_FILE = 10, 40
-MODELS = ["convnet", "cifar10_94", "cifar10_95"]
+MODELS = ["convnet", "cifar10_94", "cifar10_95", "cifar10_96"]
 MIRRORED = "keras/MirroredStrategy 2"
 TORCH = next((version for version, packages in rivals.torches() if not packages), None)
 needs_torch = pytest.mark.skipif(not TORCH, reason="PyTorch is not installed, which only the benchmark compares with")
@@ -98,8 +98,7 @@ def train_until_it_has(rival, request):
     [
         ("convnet", "port/2 towers"),
         ("cifar10_94", "keras/fit bfloat16"),
-        pytest.param("cifar10_94", f"torch {TORCH}", marks=needs_torch),
-        pytest.param("cifar10_94", f"torch {TORCH}/bfloat16", marks=needs_torch),
+        *(pytest.param("cifar10_94", f"torch {TORCH}{more}", marks=needs_torch) for more in ("", "/bfloat16")),
     ],
 )
 def test_each_learns(model, name, request_for):
