@@ -8,7 +8,7 @@ norm after every step, which leaves their decay no effect, begins on smaller ima
 evaluates other views, of images in doubt.
 
 For 95 % the blocks are wider. For 96 % each has a third convolution and a residual connection around its last two, and
-training images are shifted further and have a square cut out: legacy/airbench96.py of the same repository.
+training images are shifted further and have a square cut out: legacy/airbench96.py of airbench94_muon's repository.
 """
 
 import functools

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from cifar10 import crops
 from tower_train import workload
+from tower_train.data import augmentation
 
 SIZE = crops.SIZE
 MOST, MOST_WITH_CUTOUT = 2, 4  # pixels each way that an image is shifted
@@ -48,11 +49,10 @@ def augment_with_cutout(images: tf.Tensor, draws: workload.Draws) -> tf.Tensor:
     image, filled with 0, the mean colour.
     """
     moved = augment(images, draws, MOST_WITH_CUTOUT)
-    first = tf.floor((SIZE - CUTOUT + 1) * draws.uniform("cutout", 2))[:, :, tf.newaxis]
-    axis = tf.range(SIZE, dtype=moved.dtype)
-    inside = (axis >= first) & (axis < first + CUTOUT)  # [batch, 2, 32]
-    is_cut = inside[:, 0, :, tf.newaxis] & inside[:, 1, tf.newaxis, :]
-    return tf.where(is_cut[..., tf.newaxis], tf.zeros([], moved.dtype), moved)
+    top, left = tf.unstack(tf.floor((SIZE - CUTOUT + 1) * draws.uniform("cutout", 2)), axis=1)
+    side = tf.constant([CUTOUT], tf.float32)
+    is_cut = augmentation.inside((side, side, top, left), (SIZE, SIZE))
+    return tf.where(is_cut, tf.zeros([], moved.dtype), moved)
 
 
 def views(images: tf.Tensor) -> list[tuple[float, tf.Tensor]]:

@@ -84,7 +84,7 @@ def run(tmp_path):
 
 
 def in_states(disk, folder, name, look):
-    """{(what the test had saved, what a look finds)} in the states in which something was saved or a file is there."""
+    """{(saved by the test, found by a look)} in the states in which something was saved or a file is there."""
     found = {(saved, look(state)) for saved, state in disk.restored(folder) if saved or (state / name).exists()}
     assert all(step >= (saved or 0) for saved, step in found)
     return found

@@ -110,7 +110,7 @@ def random_erasing(images: tf.Tensor, draws: Draws, probability: float) -> tf.Te
     height, width = size = images.shape[1:3]
     fits, *box = _boxes(draws, "random_erasing", size, _ERASED_SHARE, _ERASED_RATIO, (height - 1, width - 1))
     erased = fits & (draws.uniform("random_erasing of this", 1)[:, 0] < probability)
-    return tf.where(spread(erased) & _inside(box, size), tf.zeros([], images.dtype), images)
+    return tf.where(spread(erased) & inside(box, size), tf.zeros([], images.dtype), images)
 
 
 def mixed(images: tf.Tensor, labels: tf.Tensor, draws: Draws, alphas: tuple[float, float]) -> tuple[tf.Tensor, Mixed]:
@@ -139,7 +139,7 @@ def mixed(images: tf.Tensor, labels: tf.Tensor, draws: Draws, alphas: tuple[floa
             middle, length = tf.floor(extent * numbers[:, i]), tf.floor(extent * side)
             starts.append(tf.maximum(middle - tf.floor(length / 2), 0))
             lengths.append(tf.minimum(middle + tf.floor((length + 1) / 2), extent) - starts[-1])
-        pasted = tf.where(_inside((*lengths, *starts), size), neighbours, images)
+        pasted = tf.where(inside((*lengths, *starts), size), neighbours, images)
         results.append((pasted, 1 - math.prod(lengths) * (1 / math.prod(size))))
     images, share = results[-1]
     if all(alphas):
@@ -199,8 +199,11 @@ def _boxes(draws: Draws, name: str, size: Sequence[int], shares: tuple, ratios: 
     return failed < _TRIES, *(tf.cast(each, tf.float32) for each in (tall, wide, top, left))
 
 
-def _inside(box: Sequence[tf.Tensor], size: Sequence[int]) -> tf.Tensor:
-    """Returns bool [batch, height, width, 1], the pixels in the box (height, width, top, left) of each image."""
+def inside(box: Sequence[tf.Tensor], size: Sequence[int]) -> tf.Tensor:
+    """Returns bool [batch, height, width, 1]: the pixels in the box (height, width, top, left) of each image.
+
+    box: float32 [batch], or [1] for all. size: height and width of the images.
+    """
     tall, wide, top, left = map(spread, box)
     rows, columns = tf.range(size[0], dtype=tf.float32)[:, tf.newaxis], tf.range(size[1], dtype=tf.float32)
     rows, columns = rows[..., tf.newaxis], columns[:, tf.newaxis]
