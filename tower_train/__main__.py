@@ -95,7 +95,7 @@ def start_again(environment: Mapping[str, str]) -> None:
 
 
 def ask_for_huge_pages() -> None:
-    """Starts this process again for huge pages, in 0.05 s: steps on a CPU then take 4 to 12 % less time.
+    """Starts this process again for huge pages, in 0.05 s: steps on a CPU then take 1 to 12 % less time.
 
     Only once, and only a process that `python -m tower_train` began: not that of a debugger, a profiler or a notebook.
     """
