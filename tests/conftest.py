@@ -43,31 +43,6 @@ def pytest_collection_finish():
     gc.set_threshold(YOUNG_OBJECTS)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def one_traceback():
-    """One traceback for all operations: to note pytest's many frames for each took a twentieth of the time."""
-    from tensorflow.python.util import tf_stack
-
-    extract, traceback = tf_stack.extract_stack, tf_stack.extract_stack()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tf_stack, "extract_stack", lambda stacklevel=1: traceback)
-        yield lambda patch: patch.setattr(tf_stack, "extract_stack", extract)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def no_waiting_for_the_disk():
-    """No test cuts the power, and each fsync may wait for all that other processes write."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda descriptor: None)
-        yield
-
-
-@pytest.fixture
-def own_tracebacks(one_traceback, monkeypatch):
-    """Every operation has the traceback of the line that made it."""
-    one_traceback(monkeypatch)
-
-
 @pytest.fixture(scope="session")
 def cifar10_dir(tmp_path_factory):
     """A directory with all of CIFAR-10's files, of 40 records each: labels 0 to 9 and pixels at random. Only for

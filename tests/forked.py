@@ -110,7 +110,6 @@ def _run(module, words, environment, files, cwd):
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)
-    os.fsync = lambda descriptor: None  # as conftest.py does
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where nohup runs the tests
     path = [cwd, *environment.get("PYTHONPATH", "").split(os.pathsep)]
     sys.path[:] = path + [entry for entry in sys.path if entry not in path]

@@ -225,7 +225,6 @@ def test_a_page_begins_with_all_its_contents(page):
     assert re.findall(r"\]\(#([^)]*)\)", contents) == anchors("".join(rest))
 
 
-def test_the_readme_is_short_and_lists_every_page():
+def test_the_readme_lists_every_page():
     listed = re.findall(r"^\| \[.*?\]\(docs/(.*?)\)", PAGES["README.md"], re.MULTILINE)
     assert sorted(listed) == sorted(IN_DOCS)
-    assert len(PAGES["README.md"].splitlines()) <= 150

@@ -61,7 +61,6 @@ def test_a_mistake_is_one_line_before_the_first_save(fields, line, tmp_path):
     assert not jobs.saved_steps(tmp_path)
 
 
-@pytest.mark.usefixtures("own_tracebacks")
 def test_normalisation_that_sync_batch_norm_does_not_reach_is_refused_by_its_line(tmp_path):
     def network(features, training):
         hidden = layers.batch_normalization(toy_workload.layer("a", features, 8), training)

@@ -1,7 +1,6 @@
-"""Imports run one way through the rooms of the package, and functions stay small: read from the sources by ast."""
+"""Imports run one way through the rooms of the package: read from the sources by ast."""
 
 import ast
-import fnmatch
 import graphlib
 import re
 
@@ -13,13 +12,6 @@ ROOMS = ("fronts", "bench", "run", "proof", "inference", "cluster", "run_dir", "
 VOCABULARY = {"errors", "console", "config", "examples", "workload", "layers", "normalization", "random_layers",
               "initializers", "host", "locks", "arrays", "measures", "user_functions"}  # fmt: skip
 OF_VOCABULARY = {"options", "graph.collectives", "graph.context"}  # what else the vocabulary may import
-MOST_LINES, MOST_ARGUMENTS = 60, 7
-EXCEPTIONS = {  # {pattern of module:function: why it may be larger}
-    "tower_train.fronts.tf_estimator.*": "the arguments of the library",
-    "tower_train.proof.normalization:*": "the arguments of TensorFlow's functions",
-    "tower_train.run.train:train": "all that a program may add to a training",
-    "tower_train.normalization:normalize": "as tf.nn.batch_normalization, with the moving statistics",
-}
 
 
 def module_names(root):
@@ -61,18 +53,6 @@ def is_upwards(module, imported):
     return place(imported) is not None and place(imported) > place(module)
 
 
-def large_functions(source):
-    """{name: (lines, arguments)} of functions that are over a limit."""
-    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
-    sizes = [(each.name, each.end_lineno - each.lineno + 1, count_arguments(each.args)) for each in functions]
-    return {name: size for name, *size in sizes if size[0] > MOST_LINES or size[1] > MOST_ARGUMENTS}
-
-
-def count_arguments(arguments):
-    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
-    return sum(argument is not None and argument.arg not in ("self", "cls") for argument in named)
-
-
 @pytest.fixture(scope="module")
 def modules():
     return module_names(jobs.ROOT)
@@ -90,14 +70,6 @@ def test_imports_run_downwards(graph):
 
 def test_there_are_no_circles(graph):
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
-
-
-def test_functions_are_small(modules):
-    large = {f"{module}:{name}": size for module, path in modules.items()
-             for name, size in large_functions(path.read_text()).items()}  # fmt: skip
-    excepted = {pattern: fnmatch.filter(large, pattern) for pattern in EXCEPTIONS}
-    assert not large.keys() - set(sum(excepted.values(), []))
-    assert all(excepted.values()), "these are small now"
 
 
 def test_no_module_unpickles_data(modules):

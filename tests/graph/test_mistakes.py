@@ -144,7 +144,7 @@ NETWORKS = {  # {what: (network, options, words of the GraphError)}
 
 
 @pytest.mark.parametrize(("network", "options", "words"), NETWORKS.values(), ids=NETWORKS)
-def test_a_network_that_breaks_a_rule_is_one_line(network, options, words, own_tracebacks):
+def test_a_network_that_breaks_a_rule_is_one_line(network, options, words):
     workload = dataclasses.replace(TOY, name="mine", inference=lambda features, training: network(features))
     with pytest.raises(GRAPH, match=words) as raised:
         trainings.train(workload, EXAMPLES, 0, batch_size=8, **options)

@@ -22,7 +22,7 @@ def toy(change):
     return tower_train.Workload("changed", toy_workload.load, network)
 
 
-def test_the_option_trains_all_the_same_and_log_and_run_json_tell(tmp_path, capsys, own_tracebacks):
+def test_the_option_trains_all_the_same_and_log_and_run_json_tell(tmp_path, capsys):
     workload = toy(lambda x: tf.nn.dropout(x, 0.5))
     jobs.train_toy(tmp_path, workload=workload, max_steps=1, allow_stateful_random=True)
     output, run = capsys.readouterr().out, jobs.read_json(tmp_path, "run.json")

@@ -283,7 +283,6 @@ def checked(name, **more):
     return trainings.compared(workload, examples, **dict(batch_size=4) | more | options).line
 
 
-@pytest.mark.usefixtures("own_tracebacks")
 @pytest.mark.parametrize(
     ("name", "update"),
     [(name, update) for name, program in PROGRAMS.items() for update in ("cpu", "mirrored")[: 1 if program[1] else 2]],
