@@ -19,7 +19,7 @@ from keras.src.backend.common import global_state
 from keras.src.trainers import data_adapters
 from tensorflow.python.eager import context
 from tensorflow.python.framework import random_seed as seeds_of_ops
-from tensorflow.python.ops import gen_random_ops
+from tensorflow.python.ops import gen_random_ops, summary_ops_v2
 from tensorflow.python.training.saving import saveable_object_util
 
 _LAYER_COUNTS = "object_name_uids"  # Keras' global attribute {prefix of a layer's name: how many there are}
@@ -57,6 +57,38 @@ def replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
             set_(owner, name, before)
         else:
             delete(owner, name)
+
+
+def thread_state() -> Callable[[], contextlib.AbstractContextManager]:
+    """Returns a function whose context manager gives another thread this one's default graph, with its devices, names,
+    control dependencies and variables' scope, and Keras' and summaries' settings; Keras counts layers from 0 on."""
+    graph, scope = tf.compat.v1.get_default_graph(), tf.compat.v1.get_variable_scope()
+    graph.switch_to_thread_local()
+    stacks = {name: getattr(graph, name) for name in ("_device_function_stack", "_colocation_stack")}
+    control, creators, names = (
+        graph._control_dependencies_stack, graph._variable_creator_stack, graph._name_stack
+    )  # fmt: skip
+    of_keras = vars(global_state.GLOBAL_STATE_TRACKER) | {_LAYER_COUNTS: None}
+    of_summaries = dict(vars(summary_ops_v2._summary_state))
+
+    @contextlib.contextmanager
+    def inherited() -> Iterator[None]:
+        vars(global_state.GLOBAL_STATE_TRACKER).update(of_keras)
+        vars(summary_ops_v2._summary_state).update(of_summaries)
+        with tf.Graph.as_default(graph):  # not FuncGraph's, which changes what all threads share
+            for name, stack in stacks.items():
+                setattr(graph, name, stack.copy())
+            graph._control_dependencies_stack, graph._variable_creator_stack = control[:], creators[:]
+            graph._name_stack = names
+            with tf.compat.v1.variable_scope(scope):
+                yield
+
+    return inherited
+
+
+def control_flow():
+    """Returns TensorFlow 1's branch or loop of the default graph in which ops are being made; None outside of any."""
+    return tf.compat.v1.get_default_graph()._get_control_flow_context()
 
 
 @contextlib.contextmanager

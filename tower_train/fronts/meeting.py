@@ -1,0 +1,219 @@
+"""Towers that meet: a program that knows nothing of towers runs once in each; they wait for each other where something
+concerns all of them.
+
+Each tower has a thread, of which one runs at a time. It runs until it meets; once all towers do so, the first one goes
+on with the meeting and with its program, then the others. So ops are made in the order of the program, and what a
+meeting makes stands in the first tower's place: its names, control dependencies and variables are the program's.
+"""
+
+import contextlib
+import contextvars
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.fronts import compat
+
+v1 = tf.compat.v1
+_current: contextvars.ContextVar["Tower | None"] = contextvars.ContextVar("tower", default=None)
+
+Average = Callable[[list[list[tf.Tensor]]], list[tf.Tensor]]  # over towers, tensors -> their means over all towers
+
+
+class _AbandonedError(BaseException):
+    """Ends the thread of a tower that waits, after an error in another; programs do not catch it."""
+
+
+@dataclasses.dataclass(eq=False)
+class Tower:
+    """A tower whose program runs.
+
+    Attributes:
+      towers: all of this process.
+      place: its index among them.
+      index, count: its index among the towers of all workers, and their number.
+      device: a string.
+    """
+
+    towers: "Towers"
+    place: int
+    index: int
+    count: int
+    device: str
+
+
+def current() -> Tower | None:
+    """Returns the tower whose program this thread runs; None elsewhere, and within a meeting."""
+    return _current.get()
+
+
+class Towers:
+    """The towers of this process, for one program.
+
+    Args:
+      devices: over towers, a device string.
+      average: see Average; None: the plain mean.
+      first, count: the first one's index among the towers of all workers, and their number.
+      inside: tower -> context manager in which its program runs, in its thread.
+      turn: tower -> context manager around each of its turns, for what is global in a process or a graph.
+    """
+
+    def __init__(
+        self, devices: Sequence[str], average: Average | None = None, first: int = 0, count: int | None = None,
+        inside: Callable[[Tower], contextlib.AbstractContextManager] = contextlib.nullcontext,
+        turn: Callable[[Tower], contextlib.AbstractContextManager] = contextlib.nullcontext,
+    ):  # fmt: skip
+        self._towers = [Tower(self, i, first + i, count or len(devices), name) for i, name in enumerate(devices)]
+        self.average, self._inside, self._turn = average or _plain_mean, inside, turn
+        self._threads: list[_Thread] = []
+
+    def run(self, function: Callable[[Tower], Any]) -> list:
+        """Runs function(tower) in all towers; returns over towers what it returned. An error in one ends all.
+
+        Raises GraphError if towers meet at different places, or not equally often.
+        """
+        self._graph, self._flow = v1.get_default_graph(), compat.control_flow()
+        if len(self._towers) == 1:  # in the program's own thread
+            [tower] = self._towers
+            with _entered(tower), tf.device(tower.device), self._turn(tower), self._inside(tower):
+                return [function(tower)]
+        inherit = compat.thread_state()
+        self._threads = [_Thread(self._program(tower, function, inherit)) for tower in self._towers]
+        try:
+            while True:
+                for tower, thread in zip(self._towers, self._threads, strict=True):
+                    with self._turn(tower):
+                        thread.resume()
+                    if thread.error:
+                        raise thread.error
+                if all(thread.is_done for thread in self._threads):
+                    return [thread.result for thread in self._threads]
+                self._check_place()
+        finally:
+            for thread in self._threads:
+                thread.abandon()
+
+    def _program(self, tower: Tower, function: Callable, inherit: Callable) -> Callable[[], Any]:
+        def program():
+            with inherit(), _entered(tower), tf.device(tower.device), self._inside(tower):
+                return function(tower)
+
+        return program
+
+    def meet(self, tower: Tower, mine: Any, merge: Callable[[list], Any], what: str):
+        """As the function `meet`, in one of these towers."""
+        if tower.count > 1 and not can_meet():
+            raise errors.GraphError(
+                f"{what} is inside of a branch, a loop or a tf.function, where towers cannot meet to average it. Put "
+                "it outside: compute in the branch what is to be applied. Or train in one tower."
+            )
+        if not self._threads:
+            with _entered(None):
+                return merge([mine])
+        thread = self._threads[tower.place]
+        thread.wait_for_others(mine, what)
+        if tower.place == 0:
+            with _entered(None):
+                self._merged = merge([each.mine for each in self._threads])
+        return self._merged
+
+    def _check_place(self) -> None:
+        places = ["the end of its program" if thread.is_done else thread.what for thread in self._threads]
+        for tower, place in zip(self._towers, places, strict=True):
+            if place != places[0]:
+                raise errors.GraphError(
+                    f"tower_{self._towers[0].index} is at {places[0]}, where all towers must meet, and "
+                    f"tower_{tower.index} at {place}. The program must do the same in each tower."
+                )
+
+
+class _Thread:
+    """The thread of a tower: it runs while its owner waits in `resume`, and waits in `wait_for_others`."""
+
+    def __init__(self, program: Callable[[], Any]):
+        self.result = self.error = self.mine = None
+        self.what, self.is_done, self._is_abandoned = "", False, False
+        self._turn, self._pause = threading.Semaphore(0), threading.Semaphore(0)
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(target=context.run, args=[self._run, program], name="tower", daemon=True)
+
+    def resume(self) -> None:
+        if self.is_done:
+            return
+        if self._thread.ident is None:
+            self._thread.start()
+        self._turn.release()
+        self._pause.acquire()
+
+    def wait_for_others(self, mine: Any, what: str) -> None:
+        self.mine, self.what = mine, what
+        self._pause.release()
+        self._turn.acquire()
+        if self._is_abandoned:
+            raise _AbandonedError
+
+    def abandon(self) -> None:
+        self._is_abandoned = True
+        if self._thread.ident is not None:
+            self.resume()
+            self._thread.join()
+
+    def _run(self, program: Callable[[], Any]) -> None:
+        self._turn.acquire()
+        try:
+            self.result = program()
+        except BaseException as error:  # whatever it is, the owner raises it
+            self.error = error
+        self.is_done = True
+        self._pause.release()
+
+
+@contextlib.contextmanager
+def _entered(tower: Tower | None):
+    token = _current.set(tower)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def meet(mine: Any, merge: Callable[[list], Any], what: str) -> Any:
+    """Waits for all towers; merge(over towers, their `mine`) is called once, in the first tower's place, outside of any
+    tower. Returns its result in each. Where no towers run, merge([mine]).
+
+    what: for messages, and the same in all towers. Raises GraphError inside of a branch of a graph.
+    """
+    tower = current()
+    return merge([mine]) if tower is None else tower.towers.meet(tower, mine, merge, what)
+
+
+def can_meet() -> bool:
+    """Returns whether this place of the program is in the graph of the towers, not in a branch, loop or function."""
+    towers = current().towers
+    return v1.get_default_graph() is towers._graph and compat.control_flow() is towers._flow
+
+
+def mean(values: Sequence[tf.Tensor], what: str = "a mean over towers") -> list[tf.Tensor]:
+    """Returns the means over all towers of all workers, weighted by their examples, of tensors of equal shapes and of
+    floating point: as batch normalisation over the whole batch needs. All travel together, in one exchange.
+
+    Their gradients are exact, of any order: backwards towers meet for the mean of the gradients.
+    """
+    tower, values = current(), list(values)
+    if tower is None or tower.count == 1:
+        return values
+    means = meet(values, tower.towers.average, what)
+
+    @tf.custom_gradient
+    def of_all(*_):
+        return [tf.identity(each) for each in means], lambda *grads: mean(grads, f"the gradient of {what}")
+
+    return of_all(*values)
+
+
+def _plain_mean(of_towers: list[list[tf.Tensor]]) -> list[tf.Tensor]:
+    return [tf.add_n(values) / len(values) for values in zip(*of_towers, strict=True)]
