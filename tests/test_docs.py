@@ -145,6 +145,8 @@ def smaller(words, places):
         changed = {"max_steps": 1, "batch_size": 2, "epochs": None, "eval_at_end": False, "check_towers": "never"}
         changed |= {"num_gpus": 2} if "num_gpus" in given else {}
         changed |= {"log_every_steps": 1} | ({"eval_every_steps": 1} if "--keep_best" in words else {})
+    elif words[0] == "cifar10.multi_gpu_train":
+        changed = {"max_steps": 1, "batch_size": 2}
     elif words[0] == "tower_train.benchmark":
         changed = {"rounds": 1, "seconds": 0.05, "batch_size": 8, "out": "out"}
         changed |= {"quick": None, "towers": 1, "systems": given.get("systems", "port").partition(",")[0]}

@@ -35,8 +35,7 @@ def of(options) -> list[Side]:
         keras("MirroredStrategy 2", "Keras MirroredStrategy, 2 replicas", 2, is_quick=True, num_replicas=2),
     ]
     if options.model == "convnet":
-        port = rival("port", "port", "Published script, ported", is_quick=True)
-        return [port, rival("port/2 towers", "port", "Published script, ported, 2 towers", 2, num_towers=2), *sides]
+        return [_port(1, is_quick=True), _port(2), *sides]
     if options.model not in _FLOPS:
         return []
     narrow = dict(dtype="bfloat16", is_quick=True)
@@ -47,6 +46,12 @@ def of(options) -> list[Side]:
         half = rival(f"{name}/bfloat16", "torch_fit", f"{label}, bfloat16", autocast=True, **narrow)
         sides += [dataclasses.replace(side, packages=packages) for side in (full, half)]
     return sides
+
+
+def _port(towers: int, **more) -> Side:
+    name, arguments = ("port", {}) if towers == 1 else (f"port/{towers} towers", {"num_gpus": towers})
+    label = name.replace("port", "Published script, ported").replace("/", ", ")
+    return Side(name, "cifar10.multi_gpu_train:train", arguments, towers, label=label, **more)
 
 
 def torches() -> list[tuple[str, str | None]]:

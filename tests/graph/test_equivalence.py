@@ -1,6 +1,6 @@
 """N towers on the reference workload, augmentations included, train what a program for one device trains.
 
-That program has no towers: it is the tutorial's network as cifar10/rivals/port.py has it, with TensorFlow 1's own
+That program has one tower of the published script, as cifar10/multi_gpu_train.py has it, and TensorFlow 1's own
 optimizer and schedule; its images are random.
 """
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 import trainings
 
 import cifar10
-from cifar10.rivals import port
+from cifar10 import multi_gpu_train
 from tower_train.graph import stream
 from tower_train.workload import DataRequest
 
@@ -32,7 +32,7 @@ def test_eight_towers_match_a_plain_single_device_training(cifar10_dir, monkeypa
         initial = session.run(variables)
         losses, final = [session.run(built.report).loss for _ in range(STEPS)], session.run(variables)
     monkeypatch.setattr(tf.nn, "lrn", normalization)
-    monkeypatch.setattr(port, "_variable", in_float64)
+    monkeypatch.setattr(multi_gpu_train, "_variable", in_float64)
     expected_losses, expected = train_plainly(initial, read_batches(examples))
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-9)
     assert len(expected) == 3 * 10 + 1  # ten weights and biases, each with its momentum and its moving average
@@ -69,7 +69,7 @@ def train_plainly(initial, batches):
         step, decay_steps = v1.train.create_global_step(), round(EPOCHS_PER_DECAY * 200) // GLOBAL_BATCH
         start, momentum = (tf.constant(number, tf.float64) for number in (RATE, MOMENTUM))
         rate = v1.train.exponential_decay(start, step, decay_steps, DECAY_FACTOR, staircase=True)
-        loss = port.tower_loss(None, images, labels)
+        loss = multi_gpu_train.tower_loss(None, images, labels)
         update = v1.train.MomentumOptimizer(rate, momentum).minimize(loss, step)
         variables = {variable.op.name: variable for variable in v1.global_variables()}
         weights = {name: variable for name, variable in variables.items() if variable.trainable}
