@@ -1,5 +1,7 @@
 """Examples are made of arrays, and the first of them can be looked at outside of any graph."""
 
+import decimal
+
 import element_workloads
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import toy_workload
 import values
 from element_workloads import IN_ORDER
 
+from tower_train.data import arrays
 from tower_train.errors import ConfigError, DataError, GraphError
 from tower_train.examples import DataRequest, Examples
 
@@ -34,13 +37,78 @@ def test_dictionaries_and_text_come_back_as_such():
     np.testing.assert_array_equal(labels.weights, [1, 2])
 
 
+@pytest.mark.parametrize("kind", [str, object, bytes])
+def test_texts_are_utf_8_whatever_array_holds_them(kind):
+    words = ["Köln", "", "緑", "😀", "o\u0308", "a"]
+    texts = np.array([word.encode() for word in words] if kind is bytes else words, kind)
+    by_hand = Examples("mine", 6, lambda: arrays.fetcher(texts, CLASSES))
+    for examples in (Examples.from_arrays("mine", texts, CLASSES), by_hand):
+        assert values.fetched(examples, [3, 0, 2])[0].tolist() == [words[i].encode() for i in (3, 0, 2)]
+    prints = {Examples.from_arrays("mine", array, CLASSES).fingerprint for array in (texts, np.array(words))}
+    assert len(prints) == 1
+
+
+def test_objects_are_the_numbers_or_rows_that_they_hold():
+    rows = np.empty(6, object)
+    rows[:] = list(ROWS)
+    for features, expected in ((ROWS.astype(object), ROWS), (rows, ROWS), ([decimal.Decimal("1.5")] * 6, [1.5] * 6)):
+        np.testing.assert_array_equal(Examples.from_arrays("mine", features, CLASSES).first(6)[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("features", "reason"),
+    [
+        ([[1, 2], [3, None], *[[0, 0]] * 4], r"\[1, 1\] is None, among numbers\. Fill in what is missing"),
+        (["a", "b", np.nan, "c", "d", "e"], r"\[2\] is nan \(float\), among texts"),
+        ([[0]] * 5 + [[0, 1]], "its rows differ in length"),
+        (np.arange(6).astype("datetime64[D]"), r"datetime64\[D\] is no type of a tensor"),
+    ],
+)
+def test_arrays_that_no_tensor_holds_are_refused_by_name_and_place(features, reason):
+    if not isinstance(features, np.ndarray) and "rows" not in reason:
+        features = np.array(features, object)
+    with pytest.raises(DataError, match=f"^mine: features of: {reason}"):
+        Examples.from_arrays("mine", {"x": ROWS, "of": features}, CLASSES)
+
+
+def test_labels_may_be_the_names_of_classes():
+    words = np.array(["ja", "näh", "ja", "ja", "näh", "ja"])
+    for labels in (words, words.astype(object), words.tolist()):
+        examples = Examples.from_arrays("mine", ROWS, labels)
+        assert (examples.class_names, examples.labels.tolist()) == (("ja", "näh"), [0, 1, 0, 0, 1, 0])
+    other = Examples.from_arrays("mine", ROWS, words, ["vielleicht", "näh", "ja"])
+    assert other.labels.tolist() == values.fetched(other, range(6))[1].tolist() == [2, 1, 2, 2, 1, 2]
+    with pytest.raises(DataError, match="a label 'näh', which is none of the class_names"):
+        Examples.from_arrays("mine", ROWS, words, ["ja", "nein"])
+    with pytest.raises(DataError, match="labels are numbers as texts, such as '1.5'"):
+        Examples.from_arrays("mine", ROWS, ["1.5", "2", "3", "4", "5", "6"])
+
+
+def test_labels_may_be_of_several_classes_at_once():
+    labels = np.array([[0, 0], [1, 1], [0, 1], [1, 0], [0, 0], [1, 1]])
+    assert Examples.from_arrays("mine", ROWS, labels, ["wet", "cold"]).labels is not None
+    with pytest.raises(DataError, match="labels are one-hot, of shape .*labels.argmax"):
+        Examples.from_arrays("mine", ROWS, np.eye(2)[CLASSES], ["no", "yes"])
+    with pytest.raises(DataError, match=r"or 0 and 1 of shape \(n, 2\) of several"):
+        Examples.from_arrays("mine", ROWS, 2 * labels, ["wet", "cold"])
+
+
+def test_a_class_has_one_number_in_all_splits():
+    train, test = (Examples.from_arrays(name, ROWS, CLASSES, [*name]) for name in ("abc", "acb"))
+    train.check_same_classes("train", ("a", "b", "c"))
+    with pytest.raises(DataError, match="^acb: label 1 is c, and in abc b. Give both the same class_names"):
+        test.check_same_classes(train.name, train.class_names)
+    with pytest.raises(DataError, match="label 2 is no class, and in abc c"):
+        Examples.from_arrays("two", ROWS, CLASSES, ["a", "b"]).check_same_classes(train.name, train.class_names)
+
+
 @pytest.mark.parametrize(
     ("labels", "reason"),
     [
         ([0.0] * 6, r"labels are float64 of shape \(6,\)"),
         ([True] * 6, r"labels are bool of shape \(6,\)"),
         ([[0]] * 6, r"labels are int64 of shape \(6, 1\)"),
-        ([[0, 1]] * 6, r"labels are int64 of shape \(6, 2\).*as labels.argmax\(axis=1\) makes them"),
+        ([["no"]] * 6, r"labels are texts of shape \(6, 1\).*as np.unique\(labels, return_inverse=True\)\[1\] makes"),
         ([0, 1, 2, 0, 0, 5], "there is a label 2; labels are 0 to 1"),
         ([0, 1, -1, 0, 0, 0], "there is a label -1; labels are 0 to 1"),
     ],

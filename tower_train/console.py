@@ -69,7 +69,9 @@ def import_tensorflow(talkative: bool = False) -> None:
 
     They stay if there is a driver, if talkative, and if the import fails, since they then say why.
     """
-    is_quiet = not (talkative or host.nvidia_driver())
+    if "tensorflow" in sys.modules:  # the program has set it up as it wants
+        return
+    is_quiet, collects = not (talkative or host.nvidia_driver()), gc.isenabled()
     if is_quiet:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only
     gc.disable()  # a fifth of the import
@@ -81,7 +83,8 @@ def import_tensorflow(talkative: bool = False) -> None:
                 tensorflow.config.list_physical_devices("GPU")  # remarks come with its first use
     finally:
         gc.freeze()  # looking through what the import made would take a tenth of building a graph
-        gc.enable()
+        if collects:
+            gc.enable()
 
 
 @contextlib.contextmanager

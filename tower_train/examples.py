@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.arrays import Arrays, as_arrays, by_numpy_if_it_can, fetcher, is_pair
+from tower_train.console import enumeration
 
 Tensors = Any  # a tensor, or a tuple or dict of tensors, whose first dimension counts examples
 TRAIN, VALIDATION, TEST = SPLITS = ("train", "validation", "test")
@@ -67,8 +69,8 @@ class Examples:
         data/tf_data.py.
       of_worker: (worker, number of workers) -> the endless dataset of one of several workers; None if all of them go
         through `elements`.
-      labels: integers [num_examples], the classes of all examples, if they are at hand: checked for mistakes,
-        and counted by --class_weight=balanced.
+      labels: integers [num_examples], the classes of all examples, or 0 and 1 [num_examples, classes] of several at
+        once, if they are at hand: checked for mistakes, and counted by --class_weight=balanced.
     """
 
     name: str
@@ -93,6 +95,15 @@ class Examples:
         """Raises DataError if there are class_names and labels are not of these classes."""
         if self.class_names:
             check_classes(self.name, labels, self.class_names)
+
+    def check_same_classes(self, of: str, class_names: Sequence[str]) -> None:
+        """Raises DataError if a label names another class than in the examples called `of`."""
+        for i, (here, there) in enumerate(itertools.zip_longest(self.class_names, class_names)):
+            if here != there:
+                raise errors.DataError(
+                    f"{self.name}: label {i} is {'no class' if here is None else here}, and in {of} "
+                    f"{'no class' if there is None else there}. Give both the same class_names, in the same order."
+                )
 
     def opened(self) -> Callable[[tf.Tensor], tuple[Tensors, Tensors]]:
         """Calls `open` in the current graph; returns `fetch`. GraphError if either returns what it may not."""
@@ -202,15 +213,20 @@ class Examples:
 
         Args:
           name: of the data.
-          features: [n, ...], or a dictionary of such arrays; text is taken as text.
-          labels: as features; with class_names integers [n], each below the number of names.
+          features: [n, ...], or a dictionary of such arrays, of numbers or texts.
+          labels: as features; with class_names integers [n], each below the number of names, or such names; or [n,
+            classes] of 0 and 1, of several classes at once. Texts without class_names are the names, sorted.
           class_names: names of the labels 0, 1, ...
           weights: [n], how much each example counts in the loss, see Weighted.
 
         Raises:
-          DataError: the lengths differ or are 0, or there are class_names and labels that are no classes.
+          DataError: the lengths differ or are 0, there are class_names and labels that are no classes, or an array
+            holds what no tensor does.
         """
-        features, labels = as_arrays(features), as_arrays(labels)
+        features, labels = as_arrays(features, f"{name}: features"), as_arrays(labels, f"{name}: labels")
+        class_names = [each.decode() if isinstance(each, bytes) else str(each) for each in class_names]
+        if isinstance(labels, np.ndarray) and labels.dtype.kind == "S" and labels.ndim == 1 and len(labels):
+            labels, class_names = _of_names(name, labels, class_names)
         batch = (features, labels if weights is None else Weighted(labels, np.asarray(weights)))
         lengths = {array.shape[:1] for array in tf.nest.flatten(batch)}
         if len(lengths) != 1 or lengths & {(), (0,)}:
@@ -226,20 +242,29 @@ class Examples:
         for array in tf.nest.flatten(batch):
             digest.update(f"{array.dtype} {array.shape}".encode())
             digest.update(np.ascontiguousarray(array))
+        if class_names and _are_of_several(labels, class_names) and (labels.sum(axis=1) == 1).all():
+            raise errors.DataError(
+                f"{name}: labels are one-hot, of shape {labels.shape}, each of one class. Give their numbers: "
+                "labels.argmax(axis=1)."
+            )
         classes = labels if class_names or _are_classes(labels) else None
         fetch, [(length,)] = fetcher(*batch), lengths
         return cls(name, length, lambda: fetch, digest.hexdigest()[:16], tuple(class_names), labels=classes)
 
 
 def check_classes(name: str, labels: np.ndarray, class_names: Sequence[str]) -> None:
-    """Raises DataError for labels that are no integers [n], or not below the number of class_names."""
+    """Raises DataError for labels that are neither integers [n] below the number of class_names, nor 0 and 1 of shape
+    [n, classes]."""
+    if _are_of_several(labels, class_names):
+        return
     if not _are_classes(labels):
-        shape = getattr(labels, "shape", ())
-        shown = f"{labels.dtype} of shape {shape}" if shape else errors.described(labels)
-        write = "labels.argmax(axis=1)" if shape[1:] == (len(class_names),) else "labels.reshape(-1).astype(int)"
+        shape, kind = getattr(labels, "shape", ()), getattr(getattr(labels, "dtype", None), "kind", "")
+        shown = f"{'texts' if kind in 'SO' else labels.dtype} of shape {shape}" if shape else errors.described(labels)
+        write = "np.unique(labels, return_inverse=True)[1]" if kind in "SO" else "labels.reshape(-1).astype(int)"
         raise errors.DataError(
             f"{name}: labels are {shown}; with class_names they must be whole numbers "
-            f"of shape (n,), as {write} makes them. Leave class_names out if they are no classes."
+            f"of shape (n,), as {write} makes them, or 0 and 1 of shape (n, {len(class_names)}) of several classes at "
+            "once. Leave class_names out if they are no classes."
         )
     wrong = (labels < 0) | (labels >= len(class_names))
     if wrong.any():
@@ -248,6 +273,33 @@ def check_classes(name: str, labels: np.ndarray, class_names: Sequence[str]) -> 
             f"there are {len(class_names)} class_names. It is label number {np.argmax(wrong)}. Mend the labels or the "
             "names."
         )
+
+
+def _of_names(name: str, labels: np.ndarray, class_names: list[str]) -> tuple[np.ndarray, list[str]]:
+    """Returns classes, int64 [n], of their names, and all names; DataError for other names than class_names."""
+    there, classes = np.unique(labels, return_inverse=True)
+    there = [each.decode(errors="replace") for each in there]
+    if class_names:
+        if unknown := set(there) - set(class_names):
+            raise errors.DataError(
+                f"{name}: there is a label {min(unknown)!r}, which is none of the class_names "
+                f"({enumeration(class_names, 5)}). Mend the labels or the names."
+            )
+        return np.array([class_names.index(each) for each in there])[classes], class_names
+    try:
+        numbers = np.array(there, float)
+    except ValueError:
+        return classes, there
+    raise errors.DataError(
+        f"{name}: labels are numbers as texts, such as {there[0]!r} ({numbers[0]:g}). If they are numbers, give "
+        "labels.astype(float); if they are names of classes, give class_names too."
+    )
+
+
+def _are_of_several(labels: np.ndarray, class_names: Sequence[str]) -> bool:
+    """Returns whether labels are [n, classes] of 0 and 1."""
+    is_number = isinstance(labels, np.ndarray) and labels.dtype.kind in "biuf"
+    return is_number and labels.shape[1:] == (len(class_names),) and bool(np.isin(labels, (0, 1)).all())
 
 
 def _are_classes(labels: Arrays) -> bool:

@@ -71,7 +71,7 @@ OTHER = [dict(pixels=NEARLY), dict(labels=LABELS[::-1])]
 FLAT, MOVED = dict(pixels=PIXELS.reshape(6, 20)), dict(pixels=np.roll(PIXELS, 3, 0), labels=np.roll(LABELS, 3))
 KINDS = {  # {function: (the fingerprint of PIXELS and LABELS in all versions, other data)}
     of_arrays: ("4b4b5496f3129985", [*OTHER, FLAT, dict(pixels=PIXELS.astype(int))]),
-    of_dictionary: ("4628ad5edce9c137", [*OTHER, dict(name="y")]),
+    of_dictionary: ("7ff925e5ee1b1ff1", [*OTHER, dict(name="y")]),
     of_idx: ("733ca746fb76630d", [*OTHER, dict(pixels=PIXELS.reshape(6, 4, 5))]),
     of_records: ("ccd6a9f36d5a4859", [*OTHER, MOVED]),
     of_tf_records: ("4caa7a39491dea6b", [*OTHER, MOVED]),

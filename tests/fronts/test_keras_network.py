@@ -242,6 +242,10 @@ def with_axis():
     return keras.Sequential([keras.Input([SIZE, SIZE, 2]), norm, keras.layers.Flatten(), keras.layers.Dense(CLASSES)])
 
 
+def flat():
+    return [keras.layers.Flatten(), keras.layers.Dense(CLASSES)]
+
+
 def ending_in(*before):
     """A network of layers before a dense one, of flat images."""
     inputs = [keras.Input([SIZE, SIZE, 2]), keras.layers.Flatten()]
@@ -274,6 +278,16 @@ def within(block):
         (with_activity_regularizer, {}, "add to the loss"),
         (with_axis, dict(sync_batch_norm=True), "--sync_batch_norm: workload .* has no"),
         (ending_in(SYNCHRONIZED), {}, "batch_normalization has synchronized=True. Give --sync_batch_norm too"),
+        (
+            lambda: keras.Sequential([keras.Input([SIZE + 1, SIZE, 2]), *flat()]),
+            {},
+            r"sequential takes \w+ \[None, 7, 6, 2\], and the examples give float64 \[None, 6, 6, 2\]",
+        ),
+        (
+            lambda: keras.Sequential([keras.Input([SIZE, SIZE, 2], dtype="string"), *flat()[:1]]),
+            {},
+            r"sequential takes string \[None, 6, 6, 2\], and the examples give float64",
+        ),
         (ending_in(of_gamma), {}, "draws by keras.random.gamma from a SeedGenerator that belongs to none of its layer"),
     ],
 )

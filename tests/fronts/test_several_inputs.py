@@ -93,6 +93,13 @@ def test_what_is_evaluated_and_exported_is_what_keras_loads_in_a_fresh_process(r
     assert raw == lines and not np.allclose(outputs, logits, atol=1e-3)
 
 
+def test_inputs_are_found_by_the_names_of_the_features():
+    network = tower_train.keras_network(build)
+    features, _ = arrays("test")
+    with pytest.raises(errors.GraphError, match="has an input 'age', and the examples have the features"):
+        network({name: tf.constant(values) for name, values in features.items() if name != "age"}, training=False)
+
+
 def test_files_that_are_there_and_networks_without_a_model_are_named(run):
     options = ExportOptions(train_dir=str(run / "run"))
     own = Workload("people", examples, lambda x, training: build()(x))

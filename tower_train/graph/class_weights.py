@@ -30,6 +30,11 @@ def read(text: str | None, examples: Examples) -> np.ndarray | None:
             f"--class_weight={text}: the classes of {examples.name} are not at hand before they are read. Give their "
             "labels as Examples(labels=), or class_names and weights such as --class_weight=0:1,1:2.5."
         )
+    if labels is not None and labels.ndim > 1:
+        raise errors.ConfigError(
+            f"--class_weight={text}: examples of {examples.name} are of several classes at once. Weigh these in a loss "
+            "of the workload."
+        )
     labels = None if labels is None else np.asarray(labels, np.int64)
     if labels is not None and labels.size and labels.min() < 0:
         raise errors.ConfigError(

@@ -48,6 +48,7 @@ class EvaluationGraph:
       loss: scalar, the sum over the examples of this step; None if the loss does not take the network's outputs.
       whole: (outputs, labels) of the examples of this step, for metrics of a whole set; None if there are none.
       predictions, labels: int64 [examples of this step]; None if labels are not classes, or outputs not one per class.
+      has_classes: whether outputs are [batch, classes].
       restored: {name in the checkpoint: variable}.
       stream_initializer: starts at the first example.
       num_steps: steps that count every example once.
@@ -61,6 +62,7 @@ class EvaluationGraph:
     whole: tuple[Tensors, Tensors] | None
     predictions: tf.Tensor | None
     labels: tf.Tensor | None
+    has_classes: bool
     restored: dict[str, tf.Variable]
     stream_initializer: tf.Operation
     num_steps: int
@@ -102,7 +104,8 @@ def evaluation_graph(
         labels = [Weighted.of(labels).labels for _, labels in stream.batches]
         towers.check_classes(workload, examples, outputs[0], workload.metrics)
         predictions = classes = None
-        if network.are_of_classes(outputs[0], examples) and tf.is_tensor(labels[0]) and labels[0].shape.rank == 1:
+        has_classes = network.are_of_classes(outputs[0], examples)
+        if has_classes and tf.is_tensor(labels[0]) and labels[0].shape.rank == 1:
             predictions = gathered([tf.argmax(output, axis=-1) for output in outputs])
             classes = gathered([tf.cast(batch, tf.int64) for batch in labels])
         return EvaluationGraph(
@@ -113,6 +116,7 @@ def evaluation_graph(
             whole=None if callable(workload.metrics) else (all_gathered(outputs), all_gathered(labels)),
             predictions=predictions,
             labels=classes,
+            has_classes=has_classes,
             restored=network.variables_to_restore(moving_average_decay),
             stream_initializer=stream.initializer,
             num_steps=math.ceil(examples.num_examples / (tower_batch * len(outputs))),

@@ -119,8 +119,13 @@ class Evaluator:
 
     @property
     def has_confusion(self) -> bool:
-        """True if evaluations count classes: the network gives one output for each."""
+        """True if evaluations count classes: the network gives one output for each, and examples are of one."""
         return self._built.predictions is not None
+
+    @property
+    def has_classes(self) -> bool:
+        """True if the network gives one output for each class; examples may be of several at once."""
+        return self._built.has_classes
 
     @property
     def has_loss(self) -> bool:

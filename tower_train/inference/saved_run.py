@@ -105,6 +105,7 @@ def read(
     workload.check_dataset(dataset)
     request = DataRequest(TEST, dataset, data_dir, config["seed"], fraction)
     split, examples = workload.first_split(request, splits)
+    examples.check_same_classes(f"the run {run_dir.path}", run_json["data"].get("class_names", examples.class_names))
     devices.choose_kernels(config.get("deterministic", False), config.get("tensor_float_32"))
     decay = 0.0 if options.raw else config["ema"]
     return SavedRun(run_dir, workload, split, examples, config["dtype"], decay, options.best)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from tower_train.config import DeviceOptions, RunOptions
-from tower_train.examples import Examples, Tensors
+from tower_train.examples import Examples, Tensors, Weighted
 from tower_train.graph import devices, stream, towers
 from tower_train.graph.devices import HOST
 from tower_train.graph.draws import Draws
@@ -29,8 +29,8 @@ class ServingGraph:
       files: string [batch] of the contents of image files; None if features are not uint8 images.
       features: {name: [batch, ...]}, raw, as the workload's examples have them.
       outputs: {name: [batch, ...]}: the network's own; or, if there are class_names, `logits` and `probabilities`
-        [batch, classes], `classes` [batch], the names of the most probable ones, and `all_classes` [batch, classes],
-        the names of the columns.
+        [batch, classes], `classes` [batch], the names of the most probable ones unless examples are of several at once,
+        and `all_classes` [batch, classes], the names of the columns.
       class_names: names of the columns; empty if outputs are not one per class.
       restored: {name in the checkpoint: variable}.
     """
@@ -45,7 +45,7 @@ class ServingGraph:
 
 def serving_graph(run: saved_run.SavedRun) -> ServingGraph:
     """Builds a run's network on one device, as evaluation does."""
-    workload, raw = run.workload.for_examples(run.examples), _raw_features(run.examples)
+    workload, (raw, of_several) = run.workload.for_examples(run.examples), _looked_at(run.examples)
     with tf.Graph().as_default() as graph, tf.device(HOST):
         files, features = _inputs(raw)
         prepared = stream.prepared(workload, features)
@@ -58,7 +58,11 @@ def serving_graph(run: saved_run.SavedRun) -> ServingGraph:
             graph=graph,
             files=files,
             features=_named(features, "features"),
-            outputs=_of_classes(outputs, of_first_view, class_names) if class_names else _named(outputs, "outputs"),
+            outputs=(
+                _of_classes(outputs, of_first_view, class_names, of_several)
+                if class_names
+                else _named(outputs, "outputs")
+            ),
             class_names=class_names,
             restored=network.variables_to_restore(run.moving_average_decay),
         )
@@ -87,10 +91,13 @@ def opened(run: saved_run.SavedRun, placed: devices.Devices) -> tuple[ServingGra
     return built, session
 
 
-def _raw_features(examples: Examples) -> Tensors:
-    """Returns a symbolic batch of one, in a graph of its own."""
+def _looked_at(examples: Examples) -> tuple[Tensors, bool]:
+    """Returns the features of a symbolic batch of one, in a graph of its own, and whether its labels are of several
+    classes at once, [batch, classes]."""
     with tf.Graph().as_default():
-        return examples.symbolic_batch()[0]
+        features, labels = examples.symbolic_batch()
+        labels = Weighted.of(labels).labels
+        return features, tf.is_tensor(labels) and labels.shape.rank == 2
 
 
 def _inputs(raw: Tensors) -> tuple[tf.Tensor | None, Tensors]:
@@ -127,12 +134,19 @@ def _named(tensors: Tensors, name: str) -> Named:
     return {name: flat[0]} if len(flat) == 1 else {f"{name}_{i}": tensor for i, tensor in enumerate(flat)}
 
 
-def _of_classes(outputs: tf.Tensor, of_first_view: tf.Tensor, class_names: tuple[str, ...]) -> Named:
+def _of_classes(outputs: tf.Tensor, of_first_view: tf.Tensor, class_names: tuple[str, ...], of_several: bool) -> Named:
     names, last = tf.constant(class_names), towers.last_activation(of_first_view)
-    is_softmax = last is not None and last.type == "Softmax"  # of a network whose loss takes probabilities
-    return {
-        "logits": tf.math.log(outputs) if is_softmax else outputs,
-        "probabilities": outputs if is_softmax else tf.nn.softmax(outputs),
+    # Of a network whose loss takes probabilities.
+    is_probable = last is not None and last.type == ("Sigmoid" if of_several else "Softmax")
+    to_logits, to_probabilities = (_logit, tf.sigmoid) if of_several else (tf.math.log, tf.nn.softmax)
+    named = {
+        "logits": to_logits(outputs) if is_probable else outputs,
+        "probabilities": outputs if is_probable else to_probabilities(outputs),
         "classes": tf.gather(names, tf.argmax(outputs, axis=-1)),
         "all_classes": tf.tile(names[tf.newaxis], [tf.shape(outputs)[0], 1]),
     }
+    return {name: value for name, value in named.items() if name != "classes" or not of_several}
+
+
+def _logit(probabilities: tf.Tensor) -> tf.Tensor:
+    return tf.math.log(probabilities) - tf.math.log1p(-probabilities)

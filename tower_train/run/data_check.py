@@ -91,13 +91,14 @@ def _about_classes(labels: np.ndarray, examples: Examples) -> Iterator[str]:
     names, is_sample = examples.class_names, examples.labels is None
     if not is_sample:
         labels = examples.labels
-    if len(names) == 1:
+    if len(names) == 1 and labels.ndim == 1:
         raise errors.DataError(
             f"{examples.name}: there is one class only, {names[0]}, and nothing to tell apart. Give examples of two "
             "classes at least; labels that are no classes need no class_names. --nocheck_data trains all the same."
         )
     examples.check_labels(labels)
-    missing = [names[i] for i in np.flatnonzero(np.bincount(labels, minlength=len(names)) == 0)]
+    counts = np.bincount(labels, minlength=len(names)) if labels.ndim == 1 else labels.sum(axis=0)
+    missing = [names[i] for i in np.flatnonzero(counts == 0)]
     is_one = len(missing) == len(names) - 1 and len(labels) >= _ENOUGH
     if missing and (is_one or not is_sample or len(labels) >= _ENOUGH * len(names)):
         which = f"the {len(labels)} looked at" if is_sample else "all"

@@ -74,6 +74,7 @@ class Evaluations:
         self._open()
         evaluator = self._evaluators[self._split]
         for split, each in self._evaluators.items():
+            each.examples.check_same_classes(self._trained_on.name, self._trained_on.class_names)
             if split != TRAIN:
                 each.try_out(trained)
         lines = self.best.compare_by(*evaluator.first_metric)
@@ -87,7 +88,7 @@ class Evaluations:
                 "*** The best checkpoint is chosen on the test examples, which flatters it. --validation_fraction=0.1 "
                 "sets a tenth of the training examples aside to choose on."
             )
-        if examples.class_names and not evaluator.has_confusion:
+        if examples.class_names and not evaluator.has_classes:
             lines.append(
                 f"*** {examples.name} has {len(examples.class_names)} classes, and the network does not give one "
                 "output for each: there is no confusion matrix, and an export has no probabilities."

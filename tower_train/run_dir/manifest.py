@@ -43,6 +43,7 @@ def describe(
             "num_examples": examples.num_examples,
             "fingerprint": examples.fingerprint,
             "notice": examples.notice,
+            "class_names": list(examples.class_names),
         },
         "config": {**options, "data_dir": data_dir},
         "workload_options": dataclasses.asdict(workload.options) if workload.options else {},
