@@ -101,7 +101,7 @@ class Config(DeviceOptions):
     augment_on: str = option(
         "auto", "place where training examples are augmented: host, device (their tower's), or auto: the device if it "
         "is a GPU and the workload's augmentation is made for that", TOWERS, allowed=("auto", "host", "device"),
-        resume="note", was="distort_on",
+        resume="note",
     )  # fmt: skip
 
     worker_hosts: str | None = option(
@@ -244,7 +244,7 @@ class Config(DeviceOptions):
     )  # fmt: skip
     ema: float = option(
         0.9999, "decay per step of the exponential moving averages of the weights, which evaluation uses; 0: none",
-        OPTIMIZER, allowed="at least 0 and below 1", resume="note", was="moving_average_decay",
+        OPTIMIZER, allowed="at least 0 and below 1", resume="note",
     )  # fmt: skip
     sync_batch_norm: bool = option(
         False, "batch normalisation over the global batch, not tower by tower", TRAINING, resume="note"
@@ -290,7 +290,7 @@ class Config(DeviceOptions):
     )  # fmt: skip
     early_stopping_patience_epochs: float = option(
         0.0, "epochs without a better first metric after which to stop; 0: never", RUN, allowed="at least 0",
-        needs=("eval_every_steps",), was="stop_after_no_gain_epochs",
+        needs=("eval_every_steps",),
     )  # fmt: skip
     on_nonfinite: str = option(
         "stop", "after a step whose loss or gradients are not finite: stop, or skip its update, but stop at the tenth "

@@ -17,7 +17,6 @@ from tower_train import errors
 from tower_train.graph import context
 from tower_train.graph.context import ParamGroup
 from tower_train.normalization import batch_normalization  # noqa: F401
-from tower_train.options import renamed
 from tower_train.random_layers import dropout, random_normal, random_uniform  # noqa: F401
 
 v1 = tf.compat.v1
@@ -91,12 +90,6 @@ def param_group(
 
     with tf.variable_creator_scope(creator):
         yield
-
-
-def learning(*args, **values):
-    """The old name of `param_group`."""
-    renamed.say_once("layers.learning", "layers.param_group")
-    return param_group(*args, **values)
 
 
 def gradient_until(

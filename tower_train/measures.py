@@ -6,7 +6,6 @@ from tower_train import errors
 
 MIN, MAX = "min", "max"
 MODES = {"precision @ 1": MAX, "precision @ 5": MAX, "absolute error": MIN, "squared error": MIN}
-OLD_MODES = {"lower": MIN, "higher": MAX}  # in older programs and runs
 
 
 def classification_metrics(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:

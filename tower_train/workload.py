@@ -10,7 +10,6 @@ numbers through `tower_train.layers` only, and must not depend on the tower.
 import dataclasses
 import difflib
 import importlib.util
-import operator
 import os
 import pathlib
 import sys
@@ -21,8 +20,8 @@ import tensorflow as tf
 
 from tower_train import config, errors, user_functions
 from tower_train.examples import TEST, TRAIN, VALIDATION, DataRequest, Examples, Tensors
-from tower_train.measures import MAX, MIN, MODES, OLD_MODES, classification_metrics, softmax_cross_entropy
-from tower_train.options import Options, renamed, without_useless
+from tower_train.measures import MAX, MIN, MODES, classification_metrics, softmax_cross_entropy
+from tower_train.options import Options, without_useless
 
 
 class Draws(Protocol):
@@ -40,7 +39,7 @@ class Draws(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Workload(metaclass=renamed.TakesOldNames):
+class Workload:
     """One training task.
 
     Attributes:
@@ -80,18 +79,14 @@ class Workload(metaclass=renamed.TakesOldNames):
     inference: Callable[[Tensors, bool], Tensors] | None
     loss: Callable[[Tensors, Tensors], tf.Tensor] = softmax_cross_entropy
     metrics: Callable[[Tensors, Tensors], Mapping[str, tf.Tensor]] | Sequence[Any] = classification_metrics
-    mode: Mapping[str, str] = dataclasses.field(
-        default_factory=dict, hash=False, kw_only=True, metadata={"was": "better"}
-    )
-    augment: Callable[[Tensors, Draws], Tensors] | None = dataclasses.field(default=None, metadata={"was": "distort"})
+    mode: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False, kw_only=True)
+    augment: Callable[[Tensors, Draws], Tensors] | None = None
     prepare: Callable[[Tensors], Tensors] | None = None
     mix: Callable[[Tensors, Tensors, Draws], tuple[Tensors, Tensors]] | None = dataclasses.field(
         default=None, kw_only=True
     )
     augments_on_devices: bool = dataclasses.field(default=False, kw_only=True)
-    test_time_augmentation: Callable[[Tensors], Sequence[tuple[float, Tensors]]] | None = dataclasses.field(
-        default=None, metadata={"was": "views"}
-    )
+    test_time_augmentation: Callable[[Tensors], Sequence[tuple[float, Tensors]]] | None = None
     unsure: Callable[[Tensors], tf.Tensor] | None = dataclasses.field(default=None, kw_only=True)
     splits: tuple[str, ...] = dataclasses.field(default=(TRAIN, TEST), kw_only=True)
     datasets: tuple[str, ...] = ("auto",)
@@ -101,15 +96,11 @@ class Workload(metaclass=renamed.TakesOldNames):
     recipe: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     recipes: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, hash=False)
 
-    # The old names, to be read.
-    better, distort, views = (property(operator.attrgetter(n)) for n in ("mode", "augment", "test_time_augmentation"))
-
     def __post_init__(self):
         if not isinstance(self.name, str) or not self.name:
             raise errors.ConfigError(
                 f"Workload(name={self.name!r}): it must be a text, from which runs get their name."
             )
-        object.__setattr__(self, "mode", {name: OLD_MODES.get(value, value) for name, value in self.mode.items()})
         for name, value in self.mode.items():
             if value not in (MIN, MAX):
                 raise errors.ConfigError(
@@ -123,7 +114,7 @@ class Workload(metaclass=renamed.TakesOldNames):
                 )
         options = [field.name for field in dataclasses.fields(config.Config)]
         for name in self.recipe:
-            if name not in (*options, *renamed.new_names(dataclasses.fields(config.Config))):
+            if name not in options:
                 near = difflib.get_close_matches(str(name), options, n=1)
                 raise errors.ConfigError(
                     f"workload {self.name}: its recipe names {name!r}, which is no option of the trainer. "
@@ -160,10 +151,9 @@ class Workload(metaclass=renamed.TakesOldNames):
     def with_options(self, values: Mapping[str, Any]) -> "Workload":
         """Returns this workload with some of its own options changed, by name; ConfigError for an unknown option or a
         bad value."""
-        fields = dataclasses.fields(self.options) if self.options else ()
-        there = [field.name for field in fields]
+        there = [field.name for field in dataclasses.fields(self.options)] if self.options else []
         for name in values:
-            if name not in (*there, *renamed.new_names(fields)):
+            if name not in there:
                 raise errors.ConfigError(
                     f"workload {self.name} has no option {name!r}. Its options are: {', '.join(there) or 'none'}."
                 )
@@ -198,7 +188,6 @@ class Workload(metaclass=renamed.TakesOldNames):
 
     def config(self, **options) -> config.Config:
         """Makes a Config of these options, of this workload's recipe as far as they leave it a use, and of defaults."""
-        options = renamed.with_new_names(options, renamed.new_names(dataclasses.fields(config.Config)))
         return config.Config(**(without_useless(config.Config, self.recipe, options) | options))
 
 

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from tower_train import errors
-from tower_train.options import renamed
 
 TOWERS, MACHINES, DATA, TRAINING = "Towers and devices", "Several machines", "Data", "Training"
 AUGMENTATION = "Augmentation of training images"
@@ -27,7 +26,7 @@ _NOUNS = {
 }  # fmt: skip
 
 
-def option(default, help, group, allowed="", resume="free", needs=(), was=None):
+def option(default, help, group, allowed="", resume="free", needs=()):
     """Declares one field of an options class.
 
     Args:
@@ -39,14 +38,13 @@ def option(default, help, group, allowed="", resume="free", needs=(), was=None):
         or 'free'.
       needs: (another option, the values of it that give this one a use), by default any true value. E.g.
         ("optimizer", "momentum", "muon"), or ("epochs", None) for an option that excludes --epochs.
-      was: the old name, which still works and says once what it is called now.
     """
     metadata = dict(locals())  # all arguments
     return dataclasses.field(default=metadata.pop("default"), metadata=metadata)
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(metaclass=renamed.TakesOldNames):
+class Options:
     """Base of the options classes: ConfigError for a value that is not allowed, or options that do not go together."""
 
     def __post_init__(self):
@@ -64,7 +62,6 @@ class Options(metaclass=renamed.TakesOldNames):
 def without_useless(options_class, recipe: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a recipe {name: value} without the options that those chosen by the user make useless."""
     fields = {field.name: field for field in dataclasses.fields(options_class)}
-    recipe = renamed.with_new_names(recipe, renamed.new_names(fields.values()))
     return {name: value for name, value in recipe.items() if name not in fields or _is_of_use(fields[name], chosen)}
 
 

@@ -14,7 +14,6 @@ from typing import Any
 from absl import flags
 
 from tower_train import console, errors, options
-from tower_train.options import renamed
 
 Fields = dict[str, dataclasses.Field]
 
@@ -97,11 +96,9 @@ def parse_values(
       fields: all options by name.
       known_only: ignore unknown options and words that are no options.
     """
-    new_names = renamed.new_names(fields.values())
-    by_any_name = fields | {old: fields[name] for old, name in new_names.items()}
     read = flags.FlagValues()
     read.set_gnu_getopt(True)  # options may follow other words
-    for name, field in by_any_name.items():
+    for name, field in fields.items():
         is_switch = options.kind_of(field) is bool
         flags.DEFINE_flag(flags.Flag(flags.ArgumentParser(), None, name, None, "", boolean=is_switch), read)
     try:
@@ -117,8 +114,7 @@ def parse_values(
         files += words
     elif words and not known_only:
         raise errors.ConfigError(f"{words[0]!r} is no option. Options begin with --; --help lists them.")
-    values = {name: options.parse(field, read[name].value) for name, field in by_any_name.items() if read[name].present}
-    return renamed.with_new_names(values, new_names, "--")
+    return {name: options.parse(field, read[name].value) for name, field in fields.items() if read[name].present}
 
 
 def run(main: Callable[[Sequence[str]], int]) -> None:

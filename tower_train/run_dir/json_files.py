@@ -1,6 +1,5 @@
 """The JSON files of a run: their fields and types, and one line about a file that is something else."""
 
-import dataclasses
 import json
 import pathlib
 from collections.abc import Mapping
@@ -9,7 +8,6 @@ from typing import Any
 from tower_train import errors
 from tower_train.config import Config
 from tower_train.console import one_line
-from tower_train.options import renamed
 
 RUN, RESULT, BEST, METRICS = "run.json", "result.json", "best.json", "metrics.jsonl"
 _NOUNS = {str: "text", str | None: "text or null", int: "a whole number", int | float: "a number", list: "a list",
@@ -40,9 +38,6 @@ def read(path: pathlib.Path) -> dict:
     type."""
     try:
         content = json.loads(path.read_bytes())
-        if path.name == RUN and isinstance(content, dict) and isinstance(content.get("config"), dict):
-            new_names = renamed.new_names(dataclasses.fields(Config))
-            content["config"] = {new_names.get(name, name): value for name, value in content["config"].items()}
         _check_types(content, _FIELDS.get(path.name, {}))
     except FileNotFoundError:
         return {}

@@ -136,9 +136,8 @@ def _compared(before: dict, now: dict, workload_options: Options | None):
     for part, options in (("config", Config), ("workload_options", workload_options)):
         for field in dataclasses.fields(options) if options else ():
             rule, old = field.metadata["resume"], before.get(part, {})
-            name = field.name if field.name in old else field.metadata["was"]
             if rule != "free" and old:  # an option that did not exist had no effect, as by default
-                yield rule, f"--{field.name}", old.get(name, field.default), now[part][field.name]
+                yield rule, f"--{field.name}", old.get(field.name, field.default), now[part][field.name]
     for name, old in before["data"].items():  # after the options that change them
         if name in ("name", "fingerprint"):
             yield "same", f"data {name}", old, now["data"][name]
