@@ -10,7 +10,7 @@ import sys
 
 if "GPU_CHECK" not in os.environ:  # of scripts/gpu_check
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import forked  # noqa: E402
 import numpy as np  # noqa: E402
@@ -18,7 +18,6 @@ import pytest  # noqa: E402
 import shared  # noqa: E402
 from PIL import Image  # noqa: E402
 
-from tower_train import console  # noqa: E402
 from tower_train.options import command_line  # noqa: E402
 
 YOUNG_OBJECTS = 400_000  # a graph has as many; to look at them for each 700 new ones took a sixth of the time
@@ -31,7 +30,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     """Imports TensorFlow, but not into the process that only starts those of pytest-xdist and would let them wait."""
     if hasattr(config, "workerinput") or config.getoption("dist", "no") == "no":
-        console.import_tensorflow()  # whose remarks would follow the summary of the tests
+        import tensorflow  # noqa: F401
     else:
         forked.share_server()
 

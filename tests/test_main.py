@@ -3,14 +3,13 @@
 import io
 import os
 import signal
-import subprocess
 import sys
 
 import jobs
 import pytest
 
 from cifar10 import generated
-from tower_train import Config, EvaluateOptions, __main__, console, errors, evaluate_run, host, train
+from tower_train import Config, EvaluateOptions, __main__, console, errors, evaluate_run, train
 from tower_train.options import command_line
 from tower_train.run import signals
 from tower_train.run import train as running
@@ -94,53 +93,6 @@ def test_whoever_is_stuck_starts_again_if_it_is_to_wait_and_was_not_told_to_end(
     assert left.value.code == (143 if signalled else 138)
     assert started_again == [{"REMEMBERED": "1"}] * is_started_again
     assert "worker 1 is missing" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("offered", "library", "before", "expected"),
-    [
-        ("always [madvise] never", "glibc 2.35", None, "glibc.malloc.hugetlb=1"),
-        ("always [madvise] never", "glibc 2.40", "glibc.malloc.check=0", "glibc.malloc.check=0:glibc.malloc.hugetlb=1"),
-        ("always [madvise] never", "glibc 3.0.1", "", "glibc.malloc.hugetlb=1"),
-        ("always [madvise] never", "glibc 2.36", "glibc.malloc.hugetlb=0", None),
-        ("always [madvise] never", "glibc 2.34", None, None), ("always [madvise] never", None, None, None),
-        ("[always] madvise never", "glibc 2.36", None, None), ("always madvise [never]", "glibc 2.36", None, None),
-        (None, "glibc 2.36", None, None),
-    ],
-)  # fmt: skip
-def test_huge_pages_are_asked_for_where_that_is_of_use(offered, library, before, expected, tmp_path, monkeypatch):
-    def confstr(name):
-        if library is None:
-            raise ValueError("unrecognized configuration name")
-        return library
-
-    monkeypatch.setattr(host, "HUGE_PAGES", tmp_path / "enabled")
-    monkeypatch.setattr(os, "confstr", confstr)
-    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    if offered is not None:
-        host.HUGE_PAGES.write_text(f"{offered}\n")
-    if before is not None:
-        monkeypatch.setenv("GLIBC_TUNABLES", before)
-    assert host.huge_pages() == ({} if expected is None else {"GLIBC_TUNABLES": expected})
-
-
-@pytest.mark.parametrize(
-    ("words", "is_started_again"),
-    [("-m tower_train --num_gpus=x", True), ("-m tower_train --help", False),
-     ("-m cProfile -m tower_train --num_gpus=x", False)],
-)  # fmt: skip
-def test_a_training_starts_again_for_them_once(words, is_started_again, tmp_path, monkeypatch):
-    """In the same process, with its command line, also where the variable gets lost. It is forced upon any system."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os\nfrom tower_train import host\n"
-        "print(os.getpid(), os.environ.pop('LOST', None), file=open(os.environ['STARTS'], 'a'))\n"
-        "host.huge_pages = lambda: {'LOST': 'asked'}\n"
-    )
-    environment = jobs.environment(tmp_path) | {"STARTS": str(tmp_path / "starts")}
-    done = subprocess.run([sys.executable, *words.split()], env=environment, capture_output=True, text=True)
-    pids, asked = zip(*map(str.split, (tmp_path / "starts").read_text().splitlines()), strict=True)
-    assert asked == ("None", "asked")[: 1 + is_started_again] and len(set(pids)) == 1
-    assert ("--num_gpus=x: it must be" in done.stderr) == ("--help" not in words)
 
 
 def test_ctrl_c_before_the_first_step_is_no_traceback(monkeypatch, capsys):

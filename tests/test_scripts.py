@@ -14,7 +14,6 @@ import jobs
 import pytest
 import yaml
 
-from tower_train import host
 from tower_train.config import Config
 from tower_train.options import command_line
 
@@ -173,23 +172,6 @@ def test_a_wheel_holds_every_file_of_both_packages_and_says_what_an_index_wants_
     assert metadata["long_description"] == (jobs.ROOT / "README.md").read_text()
     assert metadata["long_description_content_type"] == "text/markdown"
     assert f"## {metadata['version']}" in (jobs.ROOT / "CHANGELOG.md").read_text()
-
-
-@pytest.mark.skipif(host.nvidia_driver() is not None, reason="with a driver TensorFlow's lines say what it finds")
-def test_a_script_or_notebook_that_imports_it_first_has_no_lines_of_tensorflows_own(tmp_path):
-    """A module takes TensorFlow's place, which remarks upon its import and upon its first use."""
-    (tmp_path / "tensorflow.py").write_text(
-        "import os, types\nos.write(2, b'import')\n"
-        "config = types.SimpleNamespace(list_physical_devices=lambda kind: os.write(2, b'devices'))"
-    )
-    imports = "import tower_train, tensorflow"
-    for name, line in {"script": "from tower_train import Config; import tensorflow", "help": imports}.items():
-        (tmp_path / f"{name}.py").write_text(line)
-    notebook = f"import sys; sys.modules['ipykernel'] = sys; {imports}"
-    for words, stderr in ((["script.py"], b""), (["help.py"], b"import"), (["-c", notebook], b"")):
-        python = [sys.executable, *words]
-        found = subprocess.run(python, cwd=tmp_path, env=jobs.environment(tmp_path), capture_output=True)
-        assert (found.returncode, found.stderr) == (0, stderr)
 
 
 LOCAL_CLUSTER = jobs.ROOT / "scripts" / "local_cluster.py"

@@ -6,7 +6,6 @@ trains a workload given by its import path or as a `Workload`.
 """
 
 import importlib
-import sys
 
 __version__ = "0.1.0"
 
@@ -50,22 +49,9 @@ __all__ = ["__version__", *_HOMES]
 def __getattr__(name):
     if name not in _HOMES:
         raise AttributeError(f"module 'tower_train' has no attribute {name!r}")
-    if _is_script and "tensorflow" not in sys.modules:
-        _import_tensorflow()
     home = importlib.import_module(_HOMES[name])
     return home if _HOMES[name] == f"{__name__}.{name}" else getattr(home, name)
 
 
 def __dir__():
     return sorted(__all__)
-
-
-def _import_tensorflow():
-    importlib.import_module("tower_train.console").import_tensorflow()
-
-
-# A script's and a notebook's lines are not interrupted by TensorFlow's own. A script may answer --help without it.
-_main = vars(sys.modules["__main__"])
-_is_script = "__file__" in _main and not _main.get("__spec__")  # `python -m` has no file yet, or else a spec
-if "ipykernel" in sys.modules:
-    _import_tensorflow()

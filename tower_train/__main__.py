@@ -1,15 +1,13 @@
 """python -m tower_train: from a command line to a training."""
 
-import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from tower_train import console, errors, host
+from tower_train import console, errors
 from tower_train.config import MOST_USED, Config, RecipeOptions
 from tower_train.options import command_line
 
-_ASKED = "TOWER_TRAIN_HUGE_PAGES"  # environment variable of a process that was started again for them
 USAGE = """
 Trains a network with one replica (tower) per GPU: python -m tower_train --num_gpus=N [options]
 
@@ -41,7 +39,7 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict]:
         command_line.answer_help(argv, trainers, USAGE, MOST_USED)
     # Not yet a Config: the workload's recipe may complete the options that go together.
     path = first.get("workload", Config.workload)
-    console.import_tensorflow(talkative=first.get("log_device_placement", False))
+    console.quiet_tensorflow(unless=first.get("log_device_placement", False))
     from tower_train import workload as workloads
 
     workload = workloads.load(path, first.get("train_dir"))
@@ -94,20 +92,5 @@ def start_again(environment: Mapping[str, str]) -> None:
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | environment)
 
 
-def ask_for_huge_pages() -> None:
-    """Starts this process again for huge pages, in 0.05 s: steps on a CPU then take 1 to 12 % less time.
-
-    Only once, and only a process that `python -m tower_train` began: not that of a debugger, a profiler or a notebook.
-    """
-    words = sys.orig_argv[1:]
-    module = words[words.index("-m") + 1] if "-m" in words else ""
-    is_ours = module == "tower_train" and words[0].startswith("-")
-    if is_ours and not command_line.asks_for_help(sys.argv) and _ASKED not in os.environ:
-        with contextlib.suppress(OSError):
-            if environment := host.huge_pages():
-                start_again(environment | {_ASKED: "1"})
-
-
 if __name__ == "__main__":
-    ask_for_huge_pages()
     command_line.run(main)

@@ -5,12 +5,10 @@ A full disk or a closed pipe behind them does not end a run. No TensorFlow here.
 
 import argparse
 import contextlib
-import gc
 import os
 import sys
-import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 from tower_train import host
@@ -64,49 +62,13 @@ def count(text: str) -> int:
     return int(text)
 
 
-def import_tensorflow(talkative: bool = False) -> None:
-    """Imports TensorFlow without its remarks on stderr about a missing NVIDIA driver.
+def quiet_tensorflow(unless: bool = False) -> None:
+    """Keeps TensorFlow's C++ from remarks on the processor and the like, in a command that has not imported it yet.
 
-    They stay if there is a driver, if talkative, and if the import fails, since they then say why.
+    They stay on a machine with an NVIDIA driver, where they say what it finds, and if `unless`.
     """
-    if "tensorflow" in sys.modules:  # the program has set it up as it wants
-        return
-    is_quiet, collects = not (talkative or host.nvidia_driver()), gc.isenabled()
-    if is_quiet:
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only
-    gc.disable()  # a fifth of the import
-    try:
-        with _stderr_held_back() if is_quiet else contextlib.nullcontext():
-            import tensorflow
-
-            if is_quiet:
-                tensorflow.config.list_physical_devices("GPU")  # remarks come with its first use
-    finally:
-        gc.freeze()  # looking through what the import made would take a tenth of building a graph
-        if collects:
-            gc.enable()
-
-
-@contextlib.contextmanager
-def _stderr_held_back() -> Iterator[None]:
-    """Keeps standard error, also of C libraries, to itself within this block, and shows it if the block raises."""
-    if not sys.stderr:  # the process began without one
-        yield
-        return
-    sys.stderr.flush()
-    with tempfile.TemporaryFile(buffering=0) as file:
-        stderr = os.dup(2)
-        os.dup2(file.fileno(), 2)
-        try:
-            yield
-        except BaseException:
-            file.seek(0)
-            os.write(stderr, file.read())
-            raise
-        finally:
-            sys.stderr.flush()
-            os.dup2(stderr, 2)
-            os.close(stderr)
+    if not unless and not host.nvidia_driver():
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # what fails is an exception anyway
 
 
 class ProgressBar:

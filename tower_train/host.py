@@ -13,10 +13,8 @@ import subprocess
 import sys
 
 CPUINFO, MEMINFO = "/proc/cpuinfo", "/proc/meminfo"  # Linux's, see proc(5)
-HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"  # Linux's choice among always, on demand and never
 NVIDIA_DRIVER = "/proc/driver/nvidia/version"  # there while the driver is loaded, but not under WSL 2,
 WSL_DRIVER = ("/dev/dxg", "/usr/lib/wsl/lib/libcuda.so.1")  # which has these for NVIDIA's GPUs
-_TUNABLES = "GLIBC_TUNABLES"  # environment variable
 _PACKAGES = ("tower_train", "tensorflow", "keras", "numpy", "torch")  # if installed
 _PORTS = range(20_000, 32_000)  # below those that Linux gives to connections
 # For bfloat16, as Linux calls them: of Intel, of x86 with AVX-512, and of ARM. The first that is there counts.
@@ -50,25 +48,6 @@ def nvidia_driver() -> str | None:
             done = subprocess.run([program, "-L"], capture_output=True, timeout=20)
             return program if done.stdout.startswith(b"GPU") else None
     return None
-
-
-def huge_pages() -> dict[str, str]:
-    """Returns the environment variable by which the C library asks the kernel for huge pages at a process's start.
-
-    {} if the user chose already, or it would have no effect: on other systems than Linux, with glibc before 2.35 (its
-    manual, "Memory Allocation Tunables"), or if the kernel does not give them on demand.
-    """
-    tunables = os.environ.get(_TUNABLES, "")
-    try:
-        library, _, version = os.confstr("CS_GNU_LIBC_VERSION").partition(" ")
-        with open(HUGE_PAGES) as file:
-            on_demand = "[madvise]" in file.read()
-    except (OSError, ValueError, AttributeError):  # another system or C library
-        return {}
-    has_tunable = library == "glibc" and tuple(map(int, version.split(".")[:2])) >= (2, 35)
-    if not (on_demand and has_tunable) or "hugetlb" in tunables:
-        return {}
-    return {_TUNABLES: ":".join(filter(None, [tunables, "glibc.malloc.hugetlb=1"]))}
 
 
 def free_addresses(count: int) -> list[str]:

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from tower_train import console, errors, host
+from tower_train import console, errors
 from tower_train.bench.results import Result
 from tower_train.bench.sides import BenchmarkOptions, Side
 
@@ -42,7 +42,8 @@ class Worker:
             "dataset": options.dataset, "data_dir": options.data_dir, "started": time.time(), "packages": side.packages,
         }  # fmt: skip
         environment = os.environ | {"TMPDIR": str(scratch), "TF_FORCE_GPU_ALLOW_GROWTH": "true"}  # room for others
-        environment |= host.huge_pages()  # for all sides, as python -m tower_train has them
+        # Huge pages for all sides, as scripts/train has them; where there are none the C library ignores it.
+        environment.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
         if options.device == "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = "-1"
         with open(self._stderr_path, "w") as stderr:

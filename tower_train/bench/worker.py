@@ -97,7 +97,7 @@ def main(argv: list[str]) -> int:
     spec = json.loads(argv[1])
     channel = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a side's output must not get among the lines
-    console.import_tensorflow()
+    console.quiet_tensorflow()
     from tower_train.workload import DataRequest
 
     if spec["packages"]:

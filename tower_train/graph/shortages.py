@@ -1,16 +1,12 @@
 """One line about a step for which memory, or what NCCL needs, does not suffice."""
 
 import contextlib
-import ctypes
-import functools
-import os
 import re
 from collections.abc import Iterator
 
 import tensorflow as tf
 
 from tower_train import errors, host
-from tower_train.console import notice
 
 _NCCL_ADVICE = {  # {part of its message: what to try}
     "invalid usage|Duplicate GPU": "Let each worker have GPUs of its own (--gpus).",
@@ -29,23 +25,21 @@ def named(batch_size: int, accumulate_steps: int | None = None) -> Iterator[None
       accumulate_steps: batches of a tower and step in training.
 
     Raises:
-      RunError: there was too little memory; or NCCL failed. If a C++ library finds no memory, as in the middle of a
-        convolution on the CPU, the process ends with that line.
+      RunError: there was too little memory; or NCCL failed.
     """
-    advice = _memory_advice(batch_size, accumulate_steps)
-    with _bad_alloc_named(advice):
-        try:
-            yield
-        except tf.errors.ResourceExhaustedError as error:
-            raise errors.RunError(f"Out of memory: {_allocation(error.message)}. {advice}") from error
-        except tf.errors.OpError as error:
-            if "NCCL" not in error.message or isinstance(error, tf.errors.InvalidArgumentError):
-                raise
-            what = next(text for part, text in _NCCL_ADVICE.items() if re.search(part, error.message, re.IGNORECASE))
-            raise errors.RunError(
-                f"NCCL cannot average between these GPUs ({errors.reason(error)}). {what} Or train with "
-                "--all_reduce=collective, or --variable_update=cpu."
-            ) from error
+    try:
+        yield
+    except tf.errors.ResourceExhaustedError as error:
+        advice = _memory_advice(batch_size, accumulate_steps)
+        raise errors.RunError(f"Out of memory: {_allocation(error.message)}. {advice}") from error
+    except tf.errors.OpError as error:
+        if "NCCL" not in error.message or isinstance(error, tf.errors.InvalidArgumentError):
+            raise
+        what = next(text for part, text in _NCCL_ADVICE.items() if re.search(part, error.message, re.IGNORECASE))
+        raise errors.RunError(
+            f"NCCL cannot average between these GPUs ({errors.reason(error)}). {what} Or train with "
+            "--all_reduce=collective, or --variable_update=cpu."
+        ) from error
 
 
 def check_tensors(graph: tf.Graph, batch_size: int, accumulate_steps: int) -> None:
@@ -77,38 +71,3 @@ def _memory_advice(batch_size: int, accumulate_steps: int | None) -> str:
 def _allocation(message: str) -> str:
     found = re.search(r"shape\s*(\[[\d,]*\]) and type (\w+) on \S*device:(\w+:\d+)", message)
     return f"a {found[2]} tensor {found[1]} has no place on {found[3]}" if found else message.splitlines()[0][:200]
-
-
-@functools.cache
-def _cpp() -> ctypes.CDLL | None:
-    """The C++ library, in which an uncaught exception of TensorFlow's threads ends; None if it is not the usual one."""
-    with contextlib.suppress(OSError, AttributeError):
-        library = ctypes.CDLL("libstdc++.so.6")
-        library._ZSt13set_terminatePFvvE.restype = ctypes.c_void_p
-        library._ZSt13set_terminatePFvvE.argtypes = [ctypes.c_void_p]
-        library.__cxa_current_exception_type.restype = ctypes.POINTER(ctypes.c_char_p * 2)  # a table, and the name
-        return library
-    return None
-
-
-@contextlib.contextmanager
-def _bad_alloc_named(advice: str) -> Iterator[None]:
-    """Ends the process with one line where C++ would abort it as it has no memory: no Python code could catch that."""
-    library = _cpp()
-    if library is None:
-        yield
-        return
-
-    def terminate():
-        kind = library.__cxa_current_exception_type()
-        if kind and kind.contents[1] == b"St9bad_alloc":
-            notice(f"error: Out of memory on the host. {advice}")
-            os._exit(errors.RunError.exit_status)
-        ctypes.CFUNCTYPE(None)(before)()  # which says what it was, and aborts
-
-    handler = ctypes.CFUNCTYPE(None)(terminate)
-    before = library._ZSt13set_terminatePFvvE(ctypes.cast(handler, ctypes.c_void_p))
-    try:
-        yield
-    finally:
-        library._ZSt13set_terminatePFvvE(before)
