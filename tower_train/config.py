@@ -157,12 +157,13 @@ class Config(DeviceOptions):
         allowed="at least 1 and at most 16777216", needs=("batch_size", None),
     )  # fmt: skip
     max_steps: int | None = option(
-        None, "steps after which to stop, counted over all starts of the run (1000)", TRAINING, needs=("epochs", None),
+        None, "steps after which to stop, counted over all starts of the run; on resuming, another number stretches "
+        "--lr_schedule=cosine, linear or points to it, so that the rate jumps (1000)", TRAINING, needs=("epochs", None),
         allowed="at least 1",
     )  # fmt: skip
     epochs: float | None = option(
-        None, "passes over the data after which to stop, instead of --max_steps", TRAINING, allowed="above 0",
-        needs=("max_steps", None),
+        None, "passes over the data after which to stop, instead of --max_steps, also on resuming", TRAINING,
+        allowed="above 0", needs=("max_steps", None),
     )  # fmt: skip
     seed: int = option(
         0, "seed of initial weights, order, augmentations and dropout", ARITHMETIC, allowed="at least 0", resume="same"

@@ -58,6 +58,13 @@ def test_a_run_opens_with_what_it_is_about_to_do(cifar10_run):
     assert process.stderr == ""
 
 
+def test_a_batch_of_more_examples_than_there_are_is_told(tmp_path, capsys):
+    jobs.train_toy(tmp_path / "small", max_steps=1, batch_size=48, num_gpus=2)
+    assert "***" not in capsys.readouterr().out
+    jobs.train_toy(tmp_path / "large", max_steps=1, batch_size=49, num_gpus=2)
+    assert "*** A step takes 98 examples, and there are 96: some come several" in capsys.readouterr().out
+
+
 def test_a_run_closes_with_its_result_and_commands_that_work(cifar10_run):
     directory, process = cifar10_run
     result = jobs.read_json(directory, "result.json")

@@ -53,6 +53,11 @@ def opening_lines(
         f"steps:    {steps_done} to {last_step} ({last_step * batch / data['num_examples']:.1f} epochs)",
         f"run:      {train_dir}" + (f" (resumed at step {steps_done})" if steps_done else ""),
     ]
+    if batch > data["num_examples"]:
+        lines.append(
+            f"*** A step takes {batch} examples, and there are {data['num_examples']}: some come several times in it. "
+            f"Give --global_batch_size={data['num_examples']} or less."
+        )
     if least:
         share = f"which take {' + '.join(map(str, towers_per_worker))} batches a step"
         lines.append(f"elastic:  {len(towers_per_worker)} of {least} to {workers} workers, {share}")

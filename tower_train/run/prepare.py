@@ -11,7 +11,7 @@ from tower_train.cluster.membership import Membership
 from tower_train.config import Config
 from tower_train.console import enumeration
 from tower_train.examples import DataRequest, Examples
-from tower_train.graph import elements
+from tower_train.graph import elements, schedule
 from tower_train.graph.random_state import line_of
 from tower_train.graph.record import TrainingGraph
 from tower_train.graph.training import training_graph
@@ -131,6 +131,10 @@ def _prepare_chief(start: Start, before: dict, stack: contextlib.ExitStack) -> S
     notes = manifest.check_resume(start.run_dir.path, before, start.run_json, config.override, workload.options)
     start, path, fit_notes = _resumed(start, is_known=bool(before))
     notes = start.notes + notes + fit_notes
+    if before.get("config"):
+        ends = {name: before["config"].get(name) for name in ("max_steps", "epochs")}
+        earlier = dataclasses.replace(config, **ends)
+        notes += schedule.note_on_resuming(config, earlier, start.examples.num_examples, start.steps_done)
     if config.profile_steps and config.profile_steps[0] > start.last_step:
         raise errors.ConfigError(
             f"--profile_steps={as_text(config.profile_steps)}: the run ends at step {start.last_step}. Choose earlier "
