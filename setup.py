@@ -8,6 +8,11 @@ from setuptools import find_packages, setup
 HERE = pathlib.Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (HERE / "tower_train" / "__init__.py").read_text())[1]
 
+ESTIMATOR = [
+    "tensorflow-estimator==2.15.0",  # its last version; fronts/tf_estimator/library.py has what it misses today
+    "tf_keras>=2.21,<2.22",  # Keras 2, of which the library's canned Estimators are made; it goes with tensorflow
+]
+
 setup(
     name="tower_train",
     version=VERSION,
@@ -32,25 +37,16 @@ setup(
     long_description_content_type="text/markdown",
     packages=find_packages(include=["tower_train", "tower_train.*", "cifar10", "cifar10.*"]),
     python_requires=">=3.10,<3.14",
-    # The versions that were tested: tower_train/fronts/compat.py holds private names of them. On Python 3.10 Keras is
-    # 3.12, its last version there. ml_dtypes and requests come with TensorFlow and rich (the bar) with Keras anyway.
-    install_requires=[
-        "tensorflow>=2.21,<2.22",
-        "tensorflow-estimator==2.15.0",  # its last version; fronts/tf_estimator/library.py has what it misses today
-        "tf_keras>=2.21,<2.22",  # Keras 2, of which the library's canned Estimators are made; it goes with tensorflow
-        "keras>=3.12,<3.16",
-        "numpy",
-        "absl-py",
-        "ml_dtypes",
-        "pillow>=10.1",
-        "requests",
-        "rich",
-    ],  # fmt: skip
+    # The versions that were tested: tower_train/fronts/compat.py holds private names of them. Keras comes with
+    # TensorFlow; on Python 3.10 it is 3.12, its last version there.
+    install_requires=["tensorflow>=2.21,<2.22", "keras>=3.12,<3.16", "numpy", "absl-py", "pillow>=10.1"],
     extras_require={
+        "estimator": ESTIMATOR,
         "gpu": ["tensorflow[and-cuda]>=2.21,<2.22"],
         "tensorboard": ["tensorboard>=2.21"],
         "plots": ["matplotlib"],
         "test": [
+            *ESTIMATOR,
             "coverage",
             "hypothesis",
             "matplotlib",

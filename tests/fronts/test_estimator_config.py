@@ -1,14 +1,19 @@
 """RunConfig and TF_CONFIG, for one process: what the front adds to the library's."""
 
 import copy
+import importlib
 import json
+import subprocess
+import sys
 
+import jobs
 import numpy as np
 import pytest
 from regression import expected_weights, input_fn, make, weights_of
 
 from tower_train import errors
 from tower_train import estimator as tf_estimator
+from tower_train.fronts import tf_estimator as tf_estimator_front
 
 RunConfig = tf_estimator.RunConfig
 CLUSTER = {"chief": ["c:0"], "ps": ["p:1", "p:2"], "worker": ["w:3", "w:4", "w:5"]}
@@ -65,3 +70,18 @@ def test_workers_evaluate_by_themselves(tmp_path, monkeypatch):
     expected = make(tmp_path).train(input_fn, max_steps=3).evaluate(input_fn)
     set_task(monkeypatch, {"worker": ["a:1", "b:1"]}, "worker", 1)
     assert make(tmp_path).evaluate(input_fn) == expected
+
+
+@pytest.mark.parametrize("package", ["tensorflow_estimator", "tf_keras"])
+def test_without_the_librarys_packages_an_import_is_one_line_that_names_the_extra(package, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == package else find(name, *more))
+    with pytest.raises(ImportError, match=rf"needs the package {package}: pip install 'tower_train\[estimator\]'"):
+        importlib.reload(tf_estimator_front)
+
+
+def test_whoever_trains_without_them_does_not_import_them():
+    program = "import sys; from tower_train import train, multi_gpu_model, keras_network; print(sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], env=jobs.environment(), capture_output=True, text=True)
+    assert done.returncode == 0 and "'tower_train.run.train'" in done.stdout, done.stderr
+    assert "'tf_keras'" not in done.stdout and "'tensorflow_estimator'" not in done.stdout

@@ -1,1 +1,9 @@
-"""The multi-GPU Estimator, by TensorFlow 1.15's names; `tower_train.estimator` lists the public ones."""
+"""The Estimator front: the library tensorflow-estimator, made to run on today's TensorFlow, and towers."""
+
+import importlib.util
+
+for _package in ("tensorflow_estimator", "tf_keras"):
+    if not importlib.util.find_spec(_package):
+        raise ImportError(
+            f"tower_train.estimator needs the package {_package}: pip install 'tower_train[estimator]' brings it"
+        )
