@@ -15,7 +15,7 @@ Without GPUs the towers live on logical CPU devices. Ctrl-C stops a run, --train
 --workload=NAME or --recipe=NAME also lists the workload's options and recipes, and shows the recipe's values.
 
 Exit status: 0 done, 2 an option or a file is wrong, 3 a loss or gradient was not finite, 4 the last save or evaluation
-failed, 5 copies of a variable or means between devices are wrong, 129 SIGHUP, 130 SIGINT and 143 SIGTERM to this or
+failed, 5 copies of a variable differ, 129 SIGHUP, 130 SIGINT and 143 SIGTERM to this or
 another worker, 138 a worker is missing: start all again.
 """
 

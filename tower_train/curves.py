@@ -32,7 +32,7 @@ def main(argv) -> int:
         raise errors.ConfigError("No run is named. Give its directory, as the trainer names it in its first lines.")
     stem = options.out or (os.path.join(train_dirs[0], "curves") if len(train_dirs) == 1 else "curves")
     curves.check_replaceable(stem)
-    figure = curves.curves(*train_dirs)
+    figure = curves.draw_curves(*train_dirs)
     console.say(*curves.table(train_dirs))
     console.say(curves.save(figure, stem))
     return 0

@@ -81,6 +81,6 @@ def test_runs_are_named_by_one_or_two_options(options, names, monkeypatch):
 def test_a_loss_that_falls_far_is_drawn_over_its_logarithm_and_named_by_its_split(last, scale, tmp_path, monkeypatch):
     lists = {"step": [1, 2], "epoch": [0.5, 1], "loss": [2, last], "val_epoch": [1], "val_loss": [1]}
     monkeypatch.setattr(curves, "history", lambda _: dict(lists))
-    figure = curves.curves(tmp_path)
+    figure = curves.draw_curves(tmp_path)
     assert figure.axes[0].get_yscale() == scale and figure._repr_png_().startswith(b"\x89PNG")
     assert re.search("training loss .*\n +test loss +1 ", "\n".join(curves.table([tmp_path])))

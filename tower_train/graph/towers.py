@@ -81,16 +81,11 @@ def loss_of(workload: Workload, outputs: Tensors, labels: Tensors | Weighted) ->
     labels, weights = Weighted.of(labels)
     if hasattr(workload.loss, "reduction"):  # one of keras.losses, which computes in float32 whatever it is given
         dtype = next(t.dtype.name for t in tf.nest.flatten(outputs) if t.dtype.is_floating)
-        workload = dataclasses.replace(workload, loss=_computed_in(dtype, workload.loss))
+        loss = copy.copy(workload.loss)
+        loss._dtype = dtype  # read by Keras at each call; of its own losses only the constructor takes it
+        workload = dataclasses.replace(workload, loss=loss)
         return user_functions.call(workload, "loss", labels, outputs, sample_weight=weights)
     return user_functions.call(workload, "loss", outputs, labels, **({} if weights is None else {"weights": weights}))
-
-
-def _computed_in(dtype: str, loss: Callable) -> Callable:
-    """Returns a copy of one of keras.losses that computes in a dtype."""
-    copied = copy.copy(loss)
-    copied.__class__ = type(type(loss).__name__, (type(loss),), {"dtype": dtype})
-    return copied
 
 
 def check_classes(workload: Workload, examples: Examples, outputs: Tensors, function: Callable) -> None:

@@ -51,7 +51,7 @@ def history(train_dir: str) -> dict[str, list]:
     return lists
 
 
-def curves(*train_dirs: str):
+def draw_curves(*train_dirs: str):
     """Draws the loss of training and validation, and the metrics, of one or several runs.
 
     Args:
