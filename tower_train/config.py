@@ -428,6 +428,9 @@ class ExportOptions(RunOptions):
     keras: bool = option(
         False, "write a Keras network as model.keras and model.weights.h5, into --export_dir (TRAIN_DIR)", RUN,
     )  # fmt: skip
+    probabilities: bool = option(
+        False, "end --keras' model by a softmax, or a sigmoid of several classes at once", RUN, needs=("keras",)
+    )
     versioned: bool = option(
         False, "write to a new folder in --export_dir, numbered by the time, as TensorFlow Serving expects", RUN
     )

@@ -80,7 +80,9 @@ def test_what_is_evaluated_and_exported_is_what_keras_loads_in_a_fresh_process(r
     assert evaluation.metrics["precision @ 1"].mean == pytest.approx(np.mean(logits.argmax(axis=1) == labels))
 
     lines = keras_files.export(options, run / "keras", WORKLOAD)
-    assert [pathlib.Path(part.strip()).name for part in lines[0].split(",")] == ["model.keras", "model.weights.h5"]
+    assert [pathlib.Path(part.strip()).name for part in lines[0].split(",")] == [
+        "model.keras", "model.weights.h5", "id2label.json"
+    ]  # fmt: skip
     subprocess.run([sys.executable, "-c", LOAD, str(run / "keras"), str(run / "features.npz")], check=True)
     for outputs in np.load(run / "keras" / "outputs.npz").values():
         np.testing.assert_allclose(outputs, logits, rtol=0, atol=1e-5)

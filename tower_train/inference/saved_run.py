@@ -59,14 +59,16 @@ class SavedRun:
 
 
 def read(
-    options: RunOptions, workload: Workload | None = None, splits: Sequence[str] = (TEST, VALIDATION, TRAIN)
-) -> SavedRun:
+    options: RunOptions, workload: Workload | None = None, splits: Sequence[str] = (TEST, VALIDATION, TRAIN),
+    of_one_view: bool = False,
+) -> SavedRun:  # fmt: skip
     """Finds a run, and sets this process to compute as it did.
 
     Args:
       options: the run and which of its weights to take.
       workload: the run's; None imports it by the path in options or run.json.
       splits: the first one that is there gives the examples.
+      of_one_view: whether to look at each example once, as with options.single_view.
 
     Raises:
       RunError: no run there, a damaged one, or one of another workload.
@@ -99,7 +101,7 @@ def read(
         workload = workload.with_options(own_options)
     except errors.ConfigError as error:
         raise errors.RunError(f"{run_dir.path / directory.RUN} does not fit its workload: {error}") from None
-    if options.single_view:
+    if options.single_view or of_one_view:
         workload = dataclasses.replace(workload, test_time_augmentation=None)
     data_dir, dataset = options.data_dir or config["data_dir"], options.dataset or run_json["dataset"]
     workload.check_dataset(dataset)

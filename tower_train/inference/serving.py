@@ -32,6 +32,8 @@ class ServingGraph:
         [batch, classes], `classes` [batch], the names of the most probable ones unless examples are of several at once,
         and `all_classes` [batch, classes], the names of the columns.
       class_names: names of the columns; empty if outputs are not one per class.
+      are_of_several: whether examples are of several classes at once.
+      is_probable: whether the network itself ends by the softmax or sigmoid of classes.
       restored: {name in the checkpoint: variable}.
     """
 
@@ -40,6 +42,8 @@ class ServingGraph:
     features: Named
     outputs: Named
     class_names: tuple[str, ...]
+    are_of_several: bool
+    is_probable: bool
     restored: dict[str, tf.Variable]
 
 
@@ -54,16 +58,20 @@ def serving_graph(run: saved_run.SavedRun) -> ServingGraph:
             workload, prepared, run.dtype, Variables(), tower, Draws("serving")
         )
         class_names = run.examples.class_names if network.are_of_classes(outputs, run.examples) else ()
+        last = towers.last_activation(of_first_view)  # of a network whose loss takes probabilities
+        is_probable = last is not None and last.type == ("Sigmoid" if of_several else "Softmax")
         return ServingGraph(
             graph=graph,
             files=files,
             features=_named(features, "features"),
             outputs=(
-                _of_classes(outputs, of_first_view, class_names, of_several)
+                _of_classes(outputs, class_names, of_several, is_probable)
                 if class_names
                 else _named(outputs, "outputs")
             ),
             class_names=class_names,
+            are_of_several=of_several,
+            is_probable=is_probable,
             restored=network.variables_to_restore(run.moving_average_decay),
         )
 
@@ -134,10 +142,8 @@ def _named(tensors: Tensors, name: str) -> Named:
     return {name: flat[0]} if len(flat) == 1 else {f"{name}_{i}": tensor for i, tensor in enumerate(flat)}
 
 
-def _of_classes(outputs: tf.Tensor, of_first_view: tf.Tensor, class_names: tuple[str, ...], of_several: bool) -> Named:
-    names, last = tf.constant(class_names), towers.last_activation(of_first_view)
-    # Of a network whose loss takes probabilities.
-    is_probable = last is not None and last.type == ("Sigmoid" if of_several else "Softmax")
+def _of_classes(outputs: tf.Tensor, class_names: tuple[str, ...], of_several: bool, is_probable: bool) -> Named:
+    names = tf.constant(class_names)
     to_logits, to_probabilities = (_logit, tf.sigmoid) if of_several else (tf.math.log, tf.nn.softmax)
     named = {
         "logits": to_logits(outputs) if is_probable else outputs,

@@ -1,0 +1,150 @@
+"""Keras' files of a run: they take raw features, have the classes' names, and are what was trained."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tower_train
+from tower_train import Examples, Workload, errors
+from tower_train.config import ExportOptions
+from tower_train.fronts import keras_files
+from tower_train.inference import saved_model, serving
+from tower_train.workloads import applications
+
+NAMES = ["cat", "Köter", "鳥"]
+
+
+def images(request):
+    """Grey ones, by which the order of colours cannot be told."""
+    rng = np.random.default_rng(len(request.split))
+    pixels = rng.integers(0, 256, [12, 8, 8, 1], np.uint8).repeat(3, axis=3)
+    return Examples.from_arrays(f"animals {request.split}", pixels, np.arange(12) % 3, NAMES)
+
+
+def build(activation=None):
+    inputs = keras.Input([8, 8, 3])
+    flat = keras.layers.Flatten()(keras.layers.Conv2D(4, 3, activation="relu", name="conv")(inputs))
+    return keras.Model(inputs, keras.layers.Dense(3, activation, kernel_initializer="he_normal")(flat))
+
+
+def trained(folder, prepare, build=build, examples=images, **functions):
+    workload = Workload("animals", examples, tower_train.keras_network(build), prepare=prepare, **functions)
+    config = workload.config(max_steps=2, batch_size=6, learning_rate=1e-3, train_dir=str(folder), check_data=False)
+    tower_train.train(workload, config)
+    return workload
+
+
+def exported(folder, workload, **options):
+    lines = keras_files.export(
+        ExportOptions(train_dir=str(folder), overwrite=True, keras=True, **options), folder, workload
+    )
+    built, session = serving.open_run(ExportOptions(train_dir=str(folder), single_view=True), workload)
+    return lines, built, session
+
+
+def colours():
+    return np.random.default_rng(7).integers(0, 256, [5, 8, 8, 3], np.uint8)
+
+
+def squares(features):
+    return tf.square(tf.cast(features, tf.float32) / 255)
+
+
+@pytest.mark.parametrize("name", ["VGG16", "MobileNet", "DenseNet121", "EfficientNetB0"])
+def test_the_model_takes_pixels_as_the_network_of_the_run_does(name, tmp_path):
+    """BGR less means; -1 to 1; by mean and deviation; none: on colours too, which no example has."""
+    workload = trained(tmp_path, applications.preprocessing(name))
+    lines, built, session = exported(tmp_path, workload, probabilities=True)
+    with session:
+        expected = session.run(built.outputs, {built.features["features"]: colours()})
+    model = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(model.predict(colours(), verbose=0), expected["probabilities"], atol=1e-4)
+    assert json.loads((tmp_path / "id2label.json").read_text(encoding="utf-8")) == dict(zip("012", NAMES, strict=True))
+    assert "model.keras takes raw features, values 0 to 255 of images, and gives probabilities" in lines[1]
+    exported(tmp_path, workload)
+    np.testing.assert_allclose(
+        keras.models.load_model(tmp_path / "model.keras")(colours()), expected["logits"], atol=1e-2
+    )
+    weights = build()
+    weights.load_weights(tmp_path / "model.weights.h5")
+    prepared = keras_files._prepared(workload, colours())
+    np.testing.assert_allclose(weights(prepared), expected["logits"], atol=1e-2)
+
+
+def test_a_preparation_that_keras_lacks_is_left_out_and_the_file_named_so(tmp_path):
+    workload = trained(tmp_path, squares)
+    lines, built, session = exported(tmp_path, workload)
+    with session:
+        expected = session.run(built.outputs["logits"], {built.features["features"]: colours()})
+    assert (
+        not (tmp_path / "model.keras").exists() and "takes features as `prepare` of the workload makes them" in lines[1]
+    )
+    model = keras.models.load_model(tmp_path / "model.prepared.keras")
+    np.testing.assert_allclose(model((colours() / 255) ** 2), expected, atol=1e-4)
+
+
+def test_a_softmax_of_its_own_and_views_are_minded(tmp_path):
+    loss, views = keras.losses.SparseCategoricalCrossentropy(), lambda x: [(0.5, x), (0.5, tf.reverse(x, [2]))]
+    workload = trained(
+        tmp_path, applications.preprocessing("VGG16"), lambda: build("softmax"), loss=loss, test_time_augmentation=views
+    )
+    for options in ({}, {"probabilities": True}):
+        lines, built, session = exported(tmp_path, workload, **options)
+        with session:
+            expected = session.run(built.outputs["probabilities"], {built.features["features"]: colours()})
+        np.testing.assert_allclose(keras.models.load_model(tmp_path / "model.keras")(colours()), expected, atol=1e-4)
+        assert "gives probabilities" in lines[1]
+
+
+def words(request):
+    labels = np.arange(30) % 2
+    return Examples.from_arrays(f"words {request.split}", np.array(["yes"] * 29 + [""]), labels, ["a", "b"])
+
+
+def of_words():
+    inputs, coded = keras.Input([], dtype="string"), keras.layers.StringLookup(output_mode="one_hot")
+    coded.adapt(words(tower_train.DataRequest("train")).first(30)[0].astype(str))
+    return keras.Model(inputs, keras.layers.Dense(2)(coded(keras.ops.expand_dims(inputs, 1))))
+
+
+def test_a_file_that_keras_cannot_load_again_is_no_export(tmp_path):
+    """Keras' file loses an empty last word of a vocabulary."""
+    workload = trained(tmp_path, None, of_words, words)
+    with pytest.raises(errors.RunError, match="cannot load it again: the file loses a category '' that comes last"):
+        exported(tmp_path, workload)
+    assert not list(tmp_path.glob("*.keras")) and not list(tmp_path.glob(".*.keras"))
+
+
+def test_files_that_give_something_else_when_they_are_loaded_are_no_export(tmp_path, monkeypatch):
+    workload = trained(tmp_path, applications.preprocessing("VGG16"))
+    load = keras.models.load_model
+
+    def other(*args, **options):
+        model = load(*args, **options)
+        model.set_weights([weights + 1 for weights in model.get_weights()])
+        return model
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(errors.RunError, match="outputs that differ by .* from the run's"),
+    ):
+        patch.setattr(keras.models, "load_model", other)
+        exported(tmp_path, workload)
+    assert not list(tmp_path.glob("*.keras"))
+    monkeypatch.setattr(saved_model.v1.saved_model, "load", _with_other_outputs(saved_model.v1.saved_model.load))
+    with pytest.raises(errors.RunError, match="the SavedModel gives other logits than the network"):
+        tower_train.export_run(ExportOptions(train_dir=str(tmp_path)), workload)
+    assert not (tmp_path / "export").exists()
+
+
+def _with_other_outputs(load):
+    def loaded(session, *args):
+        meta = load(session, *args)
+        first = tf.compat.v1.global_variables()[0]
+        session.run(first.assign(first + 1.0))
+        return meta
+
+    return loaded
