@@ -1,5 +1,6 @@
 """The private names of Keras and TensorFlow: those that no test of a front holds, and the modules that touch others."""
 
+import concurrent.futures
 import pathlib
 import re
 
@@ -8,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tower_train
-from tower_train.fronts import compat
+from tower_train.fronts import compat, meeting
 
 v1 = tf.compat.v1
 PRIVATE = re.compile(
@@ -83,10 +84,34 @@ def test_a_saver_that_reshapes_takes_a_value_of_another_shape(tmp_path):
             v1.train.Saver(reshape=True).restore(session, path)
 
 
-def test_an_op_waits_for_a_later_one():
-    with tf.Graph().as_default(), v1.Session() as session:
-        counter = v1.get_variable("counter", [], initializer=v1.zeros_initializer())
-        total = tf.constant(1.0) + tf.constant(2.0)
-        compat.add_control_input(total.op, counter.assign_add(1.0).op)
-        session.run(v1.global_variables_initializer())
-        assert (session.run(total), session.run(counter)) == (3, 1)
+def test_what_is_replaced_for_one_thread_is_so_for_its_towers_and_for_no_other():
+    def told(original, owner):
+        return f"not {original(owner)}"
+
+    with compat.replaced_here(Owner, "method", told), compat.replaced_here(Owner, "method", told):
+        with concurrent.futures.ThreadPoolExecutor(1) as executor:
+            assert executor.submit(Owner().method).result() == "method"
+        with tf.Graph().as_default():
+            assert meeting.Towers(["/cpu:0"] * 2).run(lambda tower: Heir().method()) == ["not not method"] * 2
+    assert Owner().method() == "method"
+
+
+def test_a_method_is_wrapped_in_all_heirs_of_a_class():
+    class Base:
+        def method(self):
+            return "base"
+
+    class Of(Base):
+        def method(self):
+            return f"of {super().method()}"
+
+    compat.wrap_method(Base, "method", lambda method, cls: lambda self: f"{cls.__name__}({method(self)})")
+
+    class Later(Of):
+        def method(self):
+            return "later"
+
+    class Silent(Later):
+        pass
+
+    assert [cls().method() for cls in (Base, Of, Silent)] == ["Base(base)", "Of(of Base(base))", "Later(later)"]

@@ -78,17 +78,6 @@ def test_what_shows_nothing_is_said_so(tmp_path, factor, why):
     assert line.startswith(f"*** towers: nothing to compare: {why}")
 
 
-def test_a_gradient_that_waits_for_an_update_is_refused(tmp_path):
-    def fn(features, labels, mode):
-        loss = tf.reduce_sum(v1.get_variable("w", [3]) ** 2)
-        with tf.control_dependencies([v1.train.AdamOptimizer().minimize(loss)]):
-            train_op = v1.train.AdamOptimizer().minimize(2 * loss, v1.train.get_global_step())
-        return tf_estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
-
-    with pytest.raises(errors.GraphError, match=r"computes a gradient after an update .* tf.group\(first, second\)"):
-        make(tmp_path, 2, fn).train(input_fn, steps=1)
-
-
 @pytest.mark.parametrize(
     ("towers", "given", "error"),
     [

@@ -52,7 +52,7 @@ def test_what_is_not_finite_stops_the_run_before_it_changes_the_weights(tmp_path
         y[21] = np.nan  # of the 6th batch: step 3 of two towers, in the second tower
         return tf.data.Dataset.from_tensor_slices(({"x": X}, y)).batch(BATCH)
 
-    with pytest.raises(errors.NonFiniteError, match="not finite at step 3: tower_1: the loss") as caught:
+    with pytest.raises(errors.NonFiniteError, match="step 3: tower_1: the gradient of") as caught:
         make(tmp_path, 2, save_checkpoints_steps=1).train(bad_batch)
     assert isinstance(caught.value, tf_estimator.NanLossDuringTrainingError)  # 1.15's
     np.testing.assert_allclose(weights_of(make(tmp_path)), expected_weights(2, 2), atol=1e-12)

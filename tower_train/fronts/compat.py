@@ -5,6 +5,7 @@ meaning; setup.py bounds the versions with which they pass.
 """
 
 import contextlib
+import contextvars
 import functools
 import inspect
 import types
@@ -91,6 +92,63 @@ def control_flow():
     return tf.compat.v1.get_default_graph()._get_control_flow_context()
 
 
+_replaced_here: contextvars.ContextVar[dict] = contextvars.ContextVar("replaced_here", default={})  # noqa: B039
+
+
+@contextlib.contextmanager
+def replaced_here(owner: Any, name: str, replacement: Callable) -> Iterator[None]:
+    """Replaces a function or a property of a class or module within this block, for this thread and its towers only.
+
+    replacement: (what was there before, as a function, and the arguments) -> the result.
+    """
+    before = _replaced_here.get()
+    there = before.get((owner, name)) or _original(owner, name)
+    function = functools.update_wrapper(functools.partial(replacement, there), there)
+    token = _replaced_here.set(before | {(owner, name): function})
+    try:
+        yield
+    finally:
+        _replaced_here.reset(token)
+
+
+@functools.cache
+def _original(owner: Any, name: str) -> Callable:
+    """Puts what looks for a thread's replacement in the place of an attribute, for good; returns the attribute."""
+    original = getattr(owner, name)
+    if isinstance(original, property):
+        getter, setter = original.fget, original.fset
+        setattr(owner, name, property(lambda self: _replaced_here.get().get((owner, name), getter)(self), setter))
+        return getter
+
+    @functools.wraps(original)
+    def function(*args, **kwargs):
+        return _replaced_here.get().get((owner, name), original)(*args, **kwargs)
+
+    setattr(owner, name, function)
+    return original
+
+
+def wrap_method(base: type, name: str, wrap: Callable[[Callable, type], Callable]) -> None:
+    """Puts wrap(method, class) in the place of a method of a class and, where they have their own, of all its
+    subclasses, also of those that programs define later."""
+
+    wrapped = set()
+
+    def wrap_own(cls: type) -> None:
+        if name in vars(cls) and cls not in wrapped:
+            wrapped.add(cls)
+            setattr(cls, name, wrap(vars(cls)[name], cls))
+        for heir in cls.__subclasses__():
+            wrap_own(heir)
+
+    def begin(cls, **kwargs) -> None:
+        super(base, cls).__init_subclass__(**kwargs)
+        wrap_own(cls)
+
+    wrap_own(base)
+    base.__init_subclass__ = classmethod(begin)
+
+
 @contextlib.contextmanager
 def fresh_layer_names() -> Iterator[None]:
     """Numbers Keras layers without names from 0 on, in this thread within this block."""
@@ -104,8 +162,7 @@ def fresh_layer_names() -> Iterator[None]:
 
 def intercepted_assignments(assign: Callable[[Callable, keras.Variable, Any], None]):
     """Assigns to Keras variables by assign(original, variable, value); a context manager."""
-    original = keras.Variable._direct_assign
-    return replaced(keras.Variable, "_direct_assign", lambda variable, value: assign(original, variable, value))
+    return replaced_here(keras.Variable, "_direct_assign", assign)
 
 
 def pending_initializer(variable: keras.Variable) -> Callable | None:
@@ -206,21 +263,15 @@ def layer_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
 def drawn_by(draw: Callable[[Callable, dict[str, Any]], Any]) -> Iterator[None]:
     """Lets draw(function, its arguments by name) draw within this block for functions of keras.random and tf.random."""
 
-    def replacement(function):
-        signature = inspect.signature(function)
-
-        @functools.wraps(function)
-        def drawn(*args, **kwargs):
-            given = signature.bind(*args, **kwargs)
-            given.apply_defaults()
-            return draw(function, given.arguments)
-
-        return drawn
+    def drawn(function, *args, **kwargs):
+        given = inspect.signature(function).bind(*args, **kwargs)
+        given.apply_defaults()
+        return draw(function, given.arguments)
 
     with contextlib.ExitStack() as stack:
         for module, names in ((backend_random, _DRAWS_OF_KERAS), (gen_random_ops, DRAWS_OF_TENSORFLOW.values())):
             for name in names:
-                stack.enter_context(replaced(module, name, replacement(getattr(module, name))))
+                stack.enter_context(replaced_here(module, name, drawn))
         yield
 
 
@@ -230,23 +281,21 @@ class NoSeed(int):
 
 def unseeded_marked():
     """Makes the second seed of draws of tf.random without a seed a NoSeed; a context manager."""
-    get_seed = seeds_of_ops.get_seed
 
-    def seeds(op_seed):
+    def seeds(get_seed, op_seed):
         first, second = get_seed(op_seed)
         return first, second if op_seed is not None or second is None else NoSeed(second)
 
-    return replaced(seeds_of_ops, "get_seed", seeds)
+    return replaced_here(seeds_of_ops, "get_seed", seeds)
 
 
 def python_floats():
     """Makes Keras' image layers take Python's numbers as floatx instead of float32; a context manager."""
-    convert = backend_tensorflow.convert_to_tensor
 
-    def converted(x, dtype=None, **kwargs):
+    def converted(convert, x, dtype=None, **kwargs):
         return convert(x, keras.config.floatx() if dtype is None and isinstance(x, float) else dtype, **kwargs)
 
-    return replaced(backend_tensorflow, "convert_to_tensor", converted)
+    return replaced_here(backend_tensorflow, "convert_to_tensor", converted)
 
 
 @contextlib.contextmanager
@@ -256,8 +305,8 @@ def in_float64(variables: Iterable[keras.Variable]) -> Iterator[None]:
     dtype = {"compute_dtype": "float64", "variable_dtype": "float64", "dtype_policy": keras.DTypePolicy("float64")}
     with contextlib.ExitStack() as stack:
         for name, value in dtype.items():
-            stack.enter_context(replaced(keras.Layer, name, property(lambda _, value=value: value)))
-        stack.enter_context(replaced(keras.losses.Loss, "dtype", property(lambda _: "float64")))
+            stack.enter_context(replaced_here(keras.Layer, name, lambda _, layer, value=value: value))
+        stack.enter_context(replaced_here(keras.losses.Loss, "dtype", lambda _, loss: "float64"))
         for variable in variables:
             if tf.as_dtype(variable.dtype).is_floating:
                 value = tf.Variable(variable.numpy(), dtype=tf.float64)
@@ -314,11 +363,6 @@ def check_restored_shapes() -> None:
         return restore(self, restored_tensors, restored_shapes)
 
     saveable_object_util.ResourceVariableSaveable.restore = checked
-
-
-def add_control_input(op: tf.Operation, before: tf.Operation) -> None:
-    """Makes an existing op of a graph wait for another one."""
-    op._add_control_input(before)
 
 
 def set_input(op: tf.Operation, index: int, value: tf.Tensor) -> None:

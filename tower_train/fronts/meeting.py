@@ -106,7 +106,7 @@ class Towers:
 
     def meet(self, tower: Tower, mine: Any, merge: Callable[[list], Any], what: str):
         """As the function `meet`, in one of these towers."""
-        if tower.count > 1 and not can_meet():
+        if tower.count > 1 and not self.are_here():
             raise errors.GraphError(
                 f"{what} is inside of a branch, a loop or a tf.function, where towers cannot meet to average it. Put "
                 "it outside: compute in the branch what is to be applied. Or train in one tower."
@@ -120,6 +120,10 @@ class Towers:
             with _entered(None):
                 self._merged = merge([each.mine for each in self._threads])
         return self._merged
+
+    def are_here(self) -> bool:
+        """As `can_meet`."""
+        return v1.get_default_graph() is self._graph and compat.control_flow() is self._flow
 
     def _check_place(self) -> None:
         places = ["the end of its program" if thread.is_done else thread.what for thread in self._threads]
@@ -193,8 +197,7 @@ def meet(mine: Any, merge: Callable[[list], Any], what: str) -> Any:
 
 def can_meet() -> bool:
     """Returns whether this place of the program is in the graph of the towers, not in a branch, loop or function."""
-    towers = current().towers
-    return v1.get_default_graph() is towers._graph and compat.control_flow() is towers._flow
+    return current().towers.are_here()
 
 
 def mean(values: Sequence[tf.Tensor], what: str = "a mean over towers") -> list[tf.Tensor]:

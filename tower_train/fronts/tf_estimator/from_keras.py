@@ -11,10 +11,12 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.fronts import compat, keras_building
 from tower_train.fronts.lockstep.tower import TowerScope
-from tower_train.fronts.tf_estimator import captured, library
+from tower_train.fronts.tf_estimator import library, towers, training
 from tower_train.fronts.tf_estimator.tower_estimator import Estimator
 
 v1 = tf.compat.v1
+_LOCAL = (v1.GraphKeys.LOCAL_VARIABLES, v1.GraphKeys.METRIC_VARIABLES)
+_GLOBAL = (v1.GraphKeys.GLOBAL_VARIABLES, v1.GraphKeys.TRAINABLE_VARIABLES)
 _of_keras_2 = library.keras_lib.model_to_estimator
 
 
@@ -56,7 +58,7 @@ class _KerasModelFn:
         self._optimizer = KerasOptimizer(copies_of(model.optimizer))
 
     def __call__(self, features, labels, mode):
-        model, training = self._model, mode == library.api.ModeKeys.TRAIN
+        model, is_training = self._model, mode == library.api.ModeKeys.TRAIN
         is_weighted = isinstance(features, dict) and features.keys() == {"features", "sample_weights"}
         x, weights = (features["features"], features["sample_weights"]) if is_weighted else (features, None)
         if isinstance(x, dict) and len(x) == 1 and isinstance(model, keras.Sequential):
@@ -65,28 +67,28 @@ class _KerasModelFn:
             with compat.eager_mode():  # its variables, for inputs like these
                 model(keras.tree.map_structure(lambda t: keras.KerasTensor(t.shape, t.dtype.name), x))
             self._initial = _values(model)
-        graphs, tower = _in_graph(model.variables, self._initial), captured.current()
+        graphs = _in_graph(model.variables, self._initial)
         before = [(v, tf.identity(graphs[id(v)])) for v in model.variables]
         with TowerScope(before) as scope:
-            outputs = model(x, training=training)
+            outputs = model(x, training=is_training)
         predictions = outputs if isinstance(outputs, dict) else dict(
             zip(_output_names(model, outputs), keras.tree.flatten(outputs), strict=True)
         )  # fmt: skip
         if mode == library.api.ModeKeys.PREDICT:
             return library.api.EstimatorSpec(mode, predictions)
         compat.build_losses_and_metrics(model, x, labels)
-        sums = {} if training else _in_graph(model.metrics_variables, {}, list(captured.LOCAL), "metrics/")
+        sums = {} if is_training else _in_graph(model.metrics_variables, {}, list(_LOCAL), "metrics/")
         zeros = {id(v): tf.zeros(v.shape, v.dtype) for v in model.metrics_variables}
         sums_before = [(v, tf.identity((sums or zeros)[id(v)])) for v in model.metrics_variables]
         with keras.StatelessScope([*before, *sums_before], collect_losses=True) as measured:
-            loss = model.compute_loss(x, labels, outputs, weights, training=training)
+            loss = model.compute_loss(x, labels, outputs, weights, training=is_training)
             loss = tf.add_n([loss, *(tf.cast(tf.reduce_sum(added), loss.dtype) for added in scope.losses)])
-            if not training:
+            if not is_training:
                 model.compute_metrics(x, labels, outputs, weights)
-        if not training:
-            update = captured.assign((sums[id(v)], measured.get_current_value(v)) for v in model.metrics_variables)
+        if not is_training:
+            update = towers.assign((sums[id(v)], measured.get_current_value(v)) for v in model.metrics_variables)
             return library.api.EstimatorSpec(mode, predictions, loss, eval_metric_ops=_metrics(model, sums, update))
-        tower.assigned.extend((graphs[id(v)], value) for v, value in scope.assigned.values())
+        towers.assigned().extend((graphs[id(v)], value) for v, value in scope.assigned.values())
         trained = [graphs[id(v)] for v in model.trainable_variables]
         train_op = self._optimizer.minimize(loss, v1.train.get_global_step(), trained)
         return library.api.EstimatorSpec(mode, predictions, loss, train_op)
@@ -166,7 +168,7 @@ class KerasOptimizer:
             return tf.function(update, autograph=False)(*[grad for grad, _ in mean_grads])
 
         scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-        return captured.current().record(list(zip(grads, weights, strict=True)), apply, looks_itself=scales)
+        return training.current().update(optimizer, zip(grads, weights, strict=True), apply, looks_itself=scales)
 
 
 def _stored_in(weight: tf.Variable) -> keras.Variable:
@@ -190,4 +192,30 @@ def _for_canned(optimizer) -> KerasOptimizer | None:
     return KerasOptimizer((lambda: made) if callable(optimizer) else copies_of(made))
 
 
+def _metric_pair(name: str, metric):
+    """Returns a metric of Keras 3 that a model_fn has updated as (value, update_op), and any other as it is.
+
+    Its variables are reset for each evaluation, and in no checkpoint.
+
+    Raises:
+      GraphError: it is not updated, or more than once.
+    """
+    if not isinstance(metric, keras.Metric) or towers.assigned() is None:
+        return metric
+    variables = {id(v.value): v.value for v in metric.variables}
+    assigned = [(variable, value) for variable, value in towers.assigned() if id(variable) in variables]
+    if not assigned or len(assigned) != len({id(variable) for variable, _ in assigned}):
+        raise errors.GraphError(
+            f"eval_metric_ops[{name!r}]: call update_state once in a model_fn, where each call begins at the same "
+            "values. Join the tensors, or use several metrics."
+        )
+    for key in _GLOBAL:
+        collection = v1.get_collection_ref(key)
+        collection[:] = [variable for variable in collection if id(variable) not in variables]
+    for key in _LOCAL:
+        v1.get_collection_ref(key).extend(variables.values())
+    return metric.result(), towers.assign(assigned)
+
+
+library.convert_metrics(_metric_pair)
 library.convert_optimizers(_for_canned)

@@ -7,10 +7,10 @@ import types
 import tensorflow as tf
 from tensorflow.python.training import training as training_module
 
-from tower_train.fronts import compat, placement
-from tower_train.fronts.tf_estimator import captured, inputs, library, workers
-from tower_train.fronts.tf_estimator.model_fn_towers import build_towers
-from tower_train.fronts.tf_estimator.training import Training, train_step
+from tower_train.fronts import compat, meeting, placement
+from tower_train.fronts.tf_estimator import inputs, library, workers
+from tower_train.fronts.tf_estimator.towers import ModelTowers
+from tower_train.fronts.tf_estimator.training import Training
 from tower_train.graph import devices
 
 v1 = tf.compat.v1
@@ -22,9 +22,9 @@ class Estimator(library.estimator.Estimator):
     """Trains and evaluates a model that is written as a function: the library's Estimator, trained on towers.
 
     To train, model_fn is called once a tower, on the next batch of input_fn's data set. Variables that it makes with
-    get_variable, tf.Variable or Keras layers are made once, and are assigned to once a step: what Keras layers assign
-    is the mean over towers, other assignments are the first tower's. The gradients that it gives to a
-    tf.compat.v1.train optimizer are averaged and applied once.
+    get_variable, tf.Variable or Keras layers are made once, and are assigned to once: what Keras layers assign is the
+    mean over towers, other assignments are the first tower's. Where it calls an optimizer's apply_gradients, towers
+    meet: the mean of their gradients is applied there and then, by the op that the call returns.
 
     Under a TF_CONFIG of several workers each calls `train`, trains on its own input_fn's batches, and ends after the
     same step: the last for which all have batches, or after which a hook asked for the end. Only the chief reads and
@@ -57,6 +57,7 @@ class Estimator(library.estimator.Estimator):
                 if not training.cluster.is_chief:
                     stack.enter_context(compat.replaced(self, "_warm_start_settings", None))
                 stack.enter_context(compat.replaced(training_module, "MonitoredTrainingSession", open_session))
+            stack.enter_context(training.explained())
             super().train(input_fn, hooks, steps, max_steps, saving_listeners)
         return self
 
@@ -76,31 +77,26 @@ class Estimator(library.estimator.Estimator):
         if mode != TRAIN or not training:
             return super()._get_features_and_labels_from_input_fn(input_fn, mode)
         if training.num_towers == 1:
-            features, labels, hooks = super()._get_features_and_labels_from_input_fn(input_fn, mode)
-            return features, labels, [*hooks, training]
+            return super()._get_features_and_labels_from_input_fn(input_fn, mode)
         dataset = self._call_input_fn(input_fn, mode)
         batches = inputs.Batches(dataset, len(self._placed.towers), training.all_reduce)
         training.batches = batches
         compat.skip_draws(training.worker * _OF_A_WORKER)  # else draws that are not cut are the same in all workers
-        return batches, None, [*batches.hooks, training]
+        return batches, None, batches.hooks
 
     def _call_model_fn(self, features, labels, mode, config):
-        def call(features, labels):
-            spec = super(Estimator, self)._call_model_fn(features, labels, mode, config)
-            current = captured.current()
-            if mode == TRAIN and current.num_towers > 1 and library.is_summed(self._model_fn):
-                current.multiply_gradients()
-                spec = spec._replace(loss=spec.loss * current.num_towers)
-            return spec
-
-        if captured.current():  # of the model_fn of an Estimator that calls this one's
+        call = functools.partial(super()._call_model_fn, mode=mode, config=config)
+        if meeting.current():  # of the model_fn of an Estimator that calls this one's
             return call(features, labels)
         training = (self._training if mode == TRAIN else None) or Training(self._placed)
-        batches = features if isinstance(features, inputs.Batches) else [(features, labels)]
-        places = self._placed.towers[: None if isinstance(features, inputs.Batches) else 1]
+        training.is_summed = functools.partial(library.is_summed, self._model_fn)
+        is_one = not isinstance(features, inputs.Batches)
+        devices, batches = self._placed.towers[:1] if is_one else self._placed.towers, features
         with v1.device(self._device_fn):
-            specs, captures = build_towers(call, batches, places, training, self._config.tf_random_seed)
-            return train_step(specs, captures, training) if mode == TRAIN else specs[0]
+            towers = ModelTowers(
+                training, devices, [(features, labels)] if is_one else batches, self._config.tf_random_seed
+            )
+            return towers.call(call, mode)
 
 
 def on_towers(module: types.ModuleType) -> dict[str, type]:

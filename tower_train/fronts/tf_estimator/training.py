@@ -1,21 +1,28 @@
-"""One call of Estimator.train: one update for all towers, and the look at what is not finite."""
+"""One call of Estimator.train: means over its towers, and updates by them, where and when model_fn makes them."""
 
+import contextlib
+import contextvars
+import functools
 import itertools
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.fronts import compat
+from tower_train.fronts import compat, meeting
 from tower_train.fronts.program import Cluster
-from tower_train.fronts.tf_estimator.captured import Captured, assign
+from tower_train.fronts.tf_estimator import library
 from tower_train.fronts.tf_estimator.inputs import Batches
-from tower_train.fronts.tf_estimator.library import api
-from tower_train.graph import gradients, random_state
+from tower_train.graph import gradients
 from tower_train.graph.collectives import AllReduce
 from tower_train.graph.devices import HOST, Devices
+from tower_train.graph.gradients import GradientsAndVariables
 
 v1 = tf.compat.v1
+_current = contextvars.ContextVar("training", default=None)
+_NOT_FINITE = "tower_train: not finite"
 
 # Of this process with others, which keep what a key was used for. All have as many.
 _trainings = itertools.count()
@@ -27,8 +34,8 @@ class NonFiniteLossError(errors.NonFiniteError, v1.train.NanLossDuringTrainingEr
     __str__ = Exception.__str__  # the library's contains only its name
 
 
-class Training(v1.train.SessionRunHook):
-    """A call of Estimator.train; in its session it stops at a step that was not finite, which has changed no variable.
+class Training:
+    """A call of Estimator.train.
 
     Args:
       placed: this worker's devices.
@@ -39,106 +46,131 @@ class Training(v1.train.SessionRunHook):
       all_reduce: averages between workers.
       batches: of several towers.
       name: separates its messages.
-      finite: as of gradients.update_if_finite; None if a single tower updates its variables without an optimizer of
-        TensorFlow's.
-      checked: names of its columns.
+      is_summed: tells whether the loss is a sum over the batch, as of canned Estimators.
+      before_update: makes ops for which an update waits.
+      num_updates: updates that towers have met for.
     """
 
     batches: Batches | None = None
-    finite: tf.Tensor | None = None
-    checked: tuple[str, ...] = ()
+    is_summed: Callable[[], bool] = staticmethod(lambda: False)
+    before_update: Callable[[], list[tf.Operation]] = staticmethod(list)
+    num_updates = 0
 
     def __init__(self, placed: Devices, cluster: Cluster | None = None):
         self.cluster, self.worker, workers = cluster, cluster.rank if cluster else 0, cluster.size if cluster else 1
         self.num_towers, self.name = len(placed.towers) * workers, f"training {next(_trainings) if cluster else 0}"
         self.all_reduce = AllReduce((HOST,), "collective", num_workers=workers, name=self.name)
+        self._checked: list[list[str]] = []  # over updates, the names of what is looked at
 
-    def before_run(self, run_context):
-        return v1.train.SessionRunArgs(None if self.finite is None else [self.finite, v1.train.get_global_step()])
+    def mean(self, of_towers: list[list[tf.Tensor]]) -> list[tf.Tensor]:
+        """Returns the means over the towers of all workers, of these towers' tensors."""
+        return self.all_reduce.mean([[tf.add_n(each) / len(each) for each in zip(*of_towers, strict=True)]])[0]
 
-    def after_run(self, run_context, run_values):
-        if run_values.results is None:
-            return
-        finite, step = run_values.results
-        if not finite.all():
+    def update(
+        self, optimizer, grads_and_vars: GradientsAndVariables, apply: Callable[[GradientsAndVariables], tf.Operation],
+        looks_itself: bool = False,
+    ) -> tf.Operation:  # fmt: skip
+        """Applies the mean of all towers' gradients, once, by the first tower's optimizer, which all have from then on.
+
+        apply: (means and variables) -> op. looks_itself: whether it handles gradients that are not finite.
+        """
+
+        def merge(asked: list[tuple]) -> tuple:
+            self.num_updates += 1
+            of_towers = [pairs for _, pairs in asked]
+            grads = [grad for pairs in of_towers for grad, _ in pairs if grad is not None]
+            with tf.control_dependencies([grad.op for grad in grads]):  # by then layers have read their variables
+                before = self.before_update()
+            means = self._mean_gradients(of_towers) if self.num_towers > 1 else of_towers[0]
+            with tf.control_dependencies(before):
+                return asked[0][0], apply(means if looks_itself else self._finite(of_towers, means))
+
+        what = f"{type(optimizer).__name__}.apply_gradients"
+        first, op = meeting.meet((optimizer, list(grads_and_vars)), merge, what)
+        if optimizer is not first:  # its slots, and what else the update made, are there for a program that asks
+            vars(optimizer).update(vars(first))
+        return op
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Raises a NonFiniteLossError for a step within this block that had what is not finite."""
+        try:
+            yield
+        except tf.errors.InvalidArgumentError as error:
+            found = re.search(rf"{_NOT_FINITE} (\d+)\] \[(\d+)\] \[([01 ]+)\]", error.message)
+            if not found:
+                raise
+            names = self._checked[int(found[1])]
+            rows = np.array(found[3].split()).reshape(-1, len(names)) == "1"
             raise NonFiniteLossError(
-                f"not finite at step {step + 1}: {gradients.not_finite(finite, self.checked)}. This step has not "
-                "changed the variables, and the last checkpoint stays. Try a lower learning rate, or look at the "
+                f"not finite at step {int(found[2]) + 1}: {gradients.not_finite(rows, names)}. The variables that it "
+                "belongs to are unchanged, and the last checkpoint stays. Try a lower learning rate, or look at the "
                 "examples."
-            )
+            ) from None
+
+    def _mean_gradients(self, of_towers: Sequence[GradientsAndVariables]) -> GradientsAndVariables:
+        means = gradients.average_gradients(of_towers)
+        if self.all_reduce.num_workers > 1:
+            [values] = self.all_reduce.mean([[_of_known_shape(*pair) for pair in means]])
+            means = [(value, variable) for value, (_, variable) in zip(values, means, strict=True)]
+        factor = self.num_towers if self.is_summed() else 1
+        return [(tf.math.scalar_mul(factor, grad) if factor > 1 else grad, variable) for grad, variable in means]
+
+    def _finite(self, of_towers: Sequence[GradientsAndVariables], means: GradientsAndVariables):
+        """Returns gradients that are there only if all are finite; else the step fails before their update."""
+        trained = [variable.ref() for grad, variable in means if grad is not None]
+        if not trained:
+            return means
+        number, step = len(self._checked), v1.train.get_global_step()
+        self._checked.append([f"the gradient of {ref.deref().op.name}" for ref in trained])
+
+        def are_finite(pairs: GradientsAndVariables) -> tf.Tensor:
+            by_variable = {variable.ref(): grad for grad, variable in pairs}
+            return tf.stack([gradients.is_finite(by_variable[ref]) for ref in trained])
+
+        def fail() -> tf.Operation:
+            rows = tf.concat([are_finite(pairs) for pairs in (*of_towers, means)], axis=0)
+            about = [f"{_NOT_FINITE} {number}", -1 if step is None else step.value(), tf.cast(rows, tf.int32)]
+            return tf.raw_ops.Assert(condition=False, data=list(map(tf.convert_to_tensor, about)), summarize=10**6)
+
+        with v1.name_scope("check_finite"), tf.device(HOST):
+            finite = tf.cond(tf.reduce_all(are_finite(means)), tf.no_op, fail)
+        with tf.control_dependencies([finite]):
+            identity = functools.partial(tf.nest.map_structure, tf.identity, expand_composites=True)
+            return [(grad if grad is None else identity(grad), variable) for grad, variable in means]
 
 
-def train_step(specs: list[api.EstimatorSpec], captures: list[Captured], training: Training) -> api.EstimatorSpec:
-    """Makes one update for all towers.
-
-    Returns the first tower's spec, with the mean of all towers' losses, and the op that does a step of all towers.
-
-    Raises:
-      GraphError: towers that cannot be averaged.
-    """
-    for captured in captures:
-        _refuse_waits(captured)
-    is_alone = captures[0].num_towers == 1
-    losses = [tf.reshape(spec.loss, []) for spec in specs]
-    loss = specs[0].loss
-    if not is_alone:
-        [[loss]] = training.all_reduce.mean([[tf.add_n(losses) / len(specs)]])
-        for summary in v1.get_collection(v1.GraphKeys.SUMMARIES):
-            if summary.op.type == "ScalarSummary" and summary.op.name == "loss":  # of the first tower
-                compat.set_input(summary.op, 1, tf.cast(loss, summary.op.inputs[1].dtype))
-    with tf.control_dependencies(losses):  # by then layers have read what is assigned, such as their seeds
-        assigned = _assign_merged(captures, training.all_reduce)
-    counts = {len(captured.updates) for captured in captures}
-    if is_alone and counts == {0}:
-        return specs[0]._replace(train_op=tf.group(specs[0].train_op, assigned))
-    if len(counts) > 1 or counts == {0}:
-        raise errors.GraphError(
-            f"model_fn called apply_gradients of a tf.compat.v1.train optimizer {sorted(counts)} times in its towers. "
-            "Each tower must do so equally often, at least once: that is where gradients are averaged."
-        )
-    training.finite, applied = _update_if_finite(losses, captures, loss, training.all_reduce, assigned)
-    training.checked = ("the loss", *(f"the gradient of {variable.op.name}" for _, variable in applied))
-    for captured in captures:
-        for update in captured.updates:
-            compat.add_control_input(update.placeholder, training.finite.op)  # ops that wait for it wait for the update
-    op = tf.group(specs[0].train_op, training.finite, assigned)
-    # The optimizers' own ops are in a branch, where whoever loads this graph would not find them.
-    v1.get_default_graph().get_collection_ref(v1.GraphKeys.TRAIN_OP)[:] = [op]
-    return specs[0]._replace(loss=loss, train_op=op)
+@contextlib.contextmanager
+def entered(training: Training) -> Iterator[None]:
+    """Lets optimizers that towers call within this block update for this training."""
+    token = _current.set(training)
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
-def _refuse_waits(captured: Captured) -> None:
-    """Raises GraphError for a gradient that waits for an update: all are computed before the first one."""
-    pairs = [pair for update in captured.updates for pair in update.grads_and_vars]
-    before = random_state.ancestors([grad.op for grad, _ in pairs if grad is not None])
-    if any(update.placeholder in before for update in captured.updates):
-        raise errors.GraphError(
-            "model_fn computes a gradient after an update (tf.control_dependencies on its train_op). All updates of a "
-            "step are done at once here, from the same variables: join them by tf.group(first, second)."
-        )
+def current() -> Training | None:
+    """Returns the training for which a model_fn is being called."""
+    return _current.get()
 
 
-def _update_if_finite(losses: list[tf.Tensor], captures: list[Captured], loss: tf.Tensor, all_reduce, assigned):
-    """Averages and applies the gradients, call by call, after what layers assign; returns what is finite, and the
-    applied pairs looked at."""
-    calls = list(zip(*[captured.updates for captured in captures], strict=True))
-    averaged = [gradients.average_gradients([update.grads_and_vars for update in call]) for call in calls]
-    if all_reduce.num_workers > 1:
-        flat = [_of_known_shape(*pair) for means in averaged for pair in means]
-        over_workers = iter(all_reduce.mean([flat])[0])
-        averaged = [[(next(over_workers), variable) for _, variable in means] for means in averaged]
-    tower_grads = [
-        [p for update in c.updates if not update.looks_itself for p in update.grads_and_vars] for c in captures
-    ]
-    applied = [pair for call, mean in zip(calls, averaged, strict=True) if not call[0].looks_itself for pair in mean]
+def _averaging(apply_gradients: Callable, owner: type) -> Callable:
+    """Makes a method apply_gradients that of all towers, where towers call it."""
 
-    def apply():
-        return tf.group([call[0].apply(mean) for call, mean in zip(calls, averaged, strict=True)])
+    @functools.wraps(apply_gradients)
+    def of_all(optimizer, grads_and_vars, *args, **kwargs):
+        if current() is None or meeting.current() is None:
+            return apply_gradients(optimizer, grads_and_vars, *args, **kwargs)
+        apply = lambda means: apply_gradients(optimizer, means, *args, **kwargs)  # noqa: E731
+        return current().update(optimizer, grads_and_vars, apply, looks_itself=owner not in _OPTIMIZERS)
 
-    # The first tower's updates were told to wait for these, such as its UPDATE_OPS.
-    before = [assigned, *(op for call in calls for op in call[0].placeholder.control_inputs)]
-    with tf.control_dependencies(before):
-        return gradients.update_if_finite(zip(losses, tower_grads, strict=True), applied, loss, apply), applied
+    return of_all
+
+
+_OPTIMIZERS = (v1.train.Optimizer, library.keras_v2.optimizers.legacy.Optimizer)
+for _optimizer in _OPTIMIZERS:
+    compat.wrap_method(_optimizer, "apply_gradients", _averaging)
 
 
 def _of_known_shape(grad: tf.Tensor | tf.IndexedSlices, variable: tf.Variable) -> tf.Tensor | tf.IndexedSlices:
@@ -148,17 +180,3 @@ def _of_known_shape(grad: tf.Tensor | tf.IndexedSlices, variable: tf.Variable) -
     values = tf.ensure_shape(grad.values, [None, *variable.shape[1:]])
     any_number = v1.placeholder_with_default(values, [None, *variable.shape[1:]])
     return tf.IndexedSlices(any_number, grad.indices, grad.dense_shape)
-
-
-def _assign_merged(captures: Sequence[Captured], all_reduce: AllReduce) -> tf.Operation:
-    """Returns the op that assigns what the layers of all towers do: the mean over the towers of all workers to
-    floating-point variables such as moving averages, the first tower's value to others such as seeds."""
-    of_towers = [
-        (variable, [c.assigned[i][1] for c in captures]) for i, (variable, _) in enumerate(captures[0].assigned)
-    ]
-    floating = {
-        i: tf.ensure_shape(tf.add_n(values) / len(captures), variable.shape)
-        for i, (variable, values) in enumerate(of_towers) if variable.dtype.is_floating
-    }  # fmt: skip
-    means = dict(zip(floating, all_reduce.mean([list(floating.values())])[0], strict=True))
-    return assign((variable, means.get(i, values[0])) for i, (variable, values) in enumerate(of_towers))

@@ -1,0 +1,239 @@
+"""A model_fn called once per tower, with the same variables in all."""
+
+import contextlib
+import contextvars
+import functools
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.fronts import compat, meeting
+from tower_train.fronts.lockstep import parts
+from tower_train.fronts.lockstep.draws import drawn_for_more, rows_of_draw
+from tower_train.fronts.meeting import Tower
+from tower_train.fronts.tf_estimator import training as trainings
+from tower_train.fronts.tf_estimator.library import api
+from tower_train.fronts.tf_estimator.training import Training
+from tower_train.graph import random_state
+from tower_train.graph.devices import HOST
+
+v1 = tf.compat.v1
+# Each tower has its own: its total loss must not contain another's losses.
+_OF_ONE_TOWER = (v1.GraphKeys.LOSSES, v1.GraphKeys.UPDATE_OPS, v1.GraphKeys.SUMMARIES)
+_ASSIGNMENTS = ("assign", "assign_add", "assign_sub", "scatter_add", "scatter_sub", "scatter_update",
+                "scatter_nd_add", "scatter_nd_sub", "scatter_nd_update")  # fmt: skip
+
+Assigned = list[tuple[tf.Variable, tf.Tensor]]
+_assigned: contextvars.ContextVar[Assigned | None] = contextvars.ContextVar("assigned", default=None)
+
+
+def assigned() -> Assigned | None:
+    """Returns the variables that Keras layers and metrics of the model_fn that is being called assign to (moving
+    averages, seeds, sums), each with its new value: in a graph Keras does not do so itself. None elsewhere."""
+    return _assigned.get()
+
+
+def assign(pairs) -> tf.Operation:
+    """Returns the op that assigns values to variables; none if there is no input for one of the values.
+
+    Args:
+      pairs: (variable of the graph, new value).
+    """
+    pairs = list(pairs)
+    with tf.control_dependencies([value for _, value in pairs]):
+        return tf.group([variable.assign(value, read_value=False) for variable, value in pairs])
+
+
+class ModelTowers:
+    """The towers of one call of an Estimator's model_fn. The first one creates the variables, on the host; later ones
+    get the same. It has no name scope, so that hooks know its ops by the model's own names.
+
+    Args:
+      training: of these towers.
+      devices: over towers, a device string.
+      batches: over towers, (features, labels).
+      seed: of the initial values that Keras layers draw; None for another one each time.
+    """
+
+    def __init__(self, training: Training, devices: Sequence[str], batches: Sequence[tuple], seed: int | None):
+        self._training, self._batches = training, list(batches)
+        self._assigned: list[Assigned] = [[] for _ in devices]
+        self._assignments: list[tf.Operation] = []  # of what is noted there
+        self._num_assigned = 0
+        self._created: dict[str, list[tf.Variable]] = {}  # by the first tower, by name
+        self._creating: list[str] = []  # just now
+        graph = v1.get_default_graph()
+        self._collections = [{key: graph.get_collection(key) for key in _OF_ONE_TOWER}]
+        self._collections += [{key: [] for key in _OF_ONE_TOWER} for _ in devices[1:]]
+        state = random.getstate() if seed is None else random.Random(seed).getstate()
+        self._random = [state for _ in devices]
+        about = dict(first=training.worker * len(devices), count=len(devices) * training.all_reduce.num_workers)
+        self._towers = meeting.Towers(devices, training.mean, inside=self._inside, turn=self._turn, **about)
+
+    def call(self, model_fn: Callable, mode: str) -> api.EstimatorSpec:
+        """Calls model_fn(features, labels) in all towers.
+
+        Returns the first tower's spec; in training with the mean of all towers' losses, and with what Keras layers
+        assign.
+
+        Raises:
+          GraphError: towers that cannot be averaged; the message names what differs.
+        """
+        for variable in (*v1.global_variables(), *v1.local_variables()):
+            self._only_by_the_first(variable)
+        if mode == api.ModeKeys.TRAIN:
+            self._training.before_update = self._assign_noted
+        with trainings.entered(self._training):
+            specs = self._towers.run(lambda tower: model_fn(*self._batches[tower.place]))
+        spec, num_towers = specs[0], self._training.num_towers
+        if mode != api.ModeKeys.TRAIN:
+            return spec
+        losses = [tf.reshape(each.loss, []) for each in specs]
+        if num_towers > 1:
+            if self._training.num_updates == 0:
+                raise errors.GraphError(
+                    "model_fn called apply_gradients of a tf.compat.v1.train optimizer [0] times in its towers. Call "
+                    "it at least once: that is where gradients are averaged."
+                )
+            [loss] = self._training.mean([[each] for each in losses])
+            spec = spec._replace(loss=loss * num_towers if self._training.is_summed() else loss)
+            for summary in v1.get_collection(v1.GraphKeys.SUMMARIES):
+                if summary.op.type == "ScalarSummary" and summary.op.name == "loss":  # of the first tower
+                    compat.set_input(summary.op, 1, tf.cast(spec.loss, summary.op.inputs[1].dtype))
+        with tf.control_dependencies(losses):
+            self._assign_noted()
+        if self._assignments:
+            spec = spec._replace(train_op=tf.group(spec.train_op, *self._assignments))
+        return spec
+
+    @contextlib.contextmanager
+    def _turn(self, tower: Tower) -> Iterator[None]:
+        """Gives a tower its own collections, and its own state of Python's random numbers, with which Keras seeds its
+        initializers."""
+        state, mine = random.getstate(), self._collections[tower.place]
+        random.setstate(self._random[tower.place])
+        for key, values in mine.items():
+            v1.get_collection_ref(key)[:] = values
+        try:
+            yield
+        finally:
+            self._random[tower.place] = random.getstate()
+            random.setstate(state)
+            mine |= {key: v1.get_collection(key) for key in mine}
+            for key, values in self._collections[0].items():
+                v1.get_collection_ref(key)[:] = values
+
+    @contextlib.contextmanager
+    def _inside(self, tower: Tower) -> Iterator[None]:
+        """Calls of model_fn in a tower draw by example, share variables, and keep Keras layers from assigning."""
+        features, _ = self._batches[tower.place]
+        mine, reuse = self._assigned[tower.place], v1.AUTO_REUSE if tower.place else None
+
+        def assign_later(assign, variable, value):
+            if meeting.current() is None:  # an optimizer's update
+                return assign(variable, value)
+            return mine.append((variable.value, tf.cast(value, variable.value.dtype)))
+
+        with contextlib.ExitStack() as stack:
+            token = _assigned.set(mine)
+            stack.callback(_assigned.reset, token)
+            stack.enter_context(compat.fresh_layer_names())  # so that a checkpoint fits each graph of a model
+            stack.enter_context(compat.intercepted_assignments(assign_later))
+            draws = stack.enter_context(self._drawn_by_example(features, tower))
+            if tower.place:
+                stack.enter_context(v1.name_scope(f"tower_{tower.place}/"))
+            stack.enter_context(tf.variable_creator_scope(self._creator(tower, draws)))
+            scope, getter = v1.get_variable_scope(), functools.partial(self._get, tower)
+            stack.enter_context(v1.variable_scope(scope, reuse=reuse, custom_getter=getter))
+            yield
+
+    def _drawn_by_example(self, features, tower: Tower):
+        """As drawn_for_more, of the rows that a tower's tensors have among those of all towers, whose batches are as
+        large; of none if it is alone."""
+        leaves = tf.nest.flatten(features) if tower.count > 1 else []
+        sizes = [parts.batch_size(leaf) for leaf in leaves if leaf is not None and leaf.shape.rank]
+        cuts = [parts.Cut(size, tower.index * size, tower.count * size, size) for size in sizes]
+        rows, program = functools.partial(rows_of_draw, cuts), "model_fn" if cuts else ""
+        return drawn_for_more(rows, program, itertools.count(), lambda: bool(self._creating) or not meeting.current())
+
+    def _creator(self, tower: Tower, draws: list[tuple[tf.Tensor, Callable]]) -> Callable:
+        """Returns the creator of a tower's variables. Those of get_variable are known by their names; those of
+        tf.Variable and of Keras layers, created anew at each call, by their names and order.
+
+        draws: those cut by example so far, which initial values must not be.
+        """
+        got: dict[str, int] = {}  # how many of a name this tower has
+
+        def create(create_variable, **kwargs):
+            name = kwargs.get("name")
+            number, there = got.get(name, 0), self._created.setdefault(name, [])
+            got[name] = number + 1
+            if number < len(there):
+                return there[number]
+            if tower.place:
+                raise errors.GraphError(
+                    f"tower_{tower.place} would create the variable {name!r}, which the first tower did not create. "
+                    "model_fn must create the same variables each time it is called."
+                )
+            if tf.is_tensor(value := kwargs.get("initial_value")):
+                kwargs["initial_value"] = _drawn_whole(value, draws)
+            self._creating.append(name)
+            with tf.device(HOST):
+                variable = create_variable(**kwargs)
+            self._creating.pop()
+            there.append(variable)
+            self._only_by_the_first(variable)
+            return variable
+
+        return create
+
+    def _get(self, tower: Tower, getter: Callable, name: str, *args, **kwargs):
+        if tower.place and self._created.get(name):  # its type may follow from an initial value, which reuse ignores
+            kwargs["dtype"] = self._created[name][0].dtype.base_dtype
+        return getter(name, *args, **kwargs)
+
+    def _only_by_the_first(self, variable: tf.Variable) -> None:
+        """Makes assignments of later towers reads: the first tower alone moves averages and counts."""
+        if self._training.num_towers == 1:
+            return
+        for name in _ASSIGNMENTS:
+            if method := getattr(variable, name, None):
+                setattr(variable, name, functools.partial(_by_the_first, variable, method))
+
+    def _assign_noted(self) -> list[tf.Operation]:
+        """Assigns what the Keras layers of all towers do, as far as that is not done: the mean over the towers of all
+        workers to floating-point variables such as moving averages, the first tower's value to others such as seeds.
+        By the ops that this waits for, layers must have read what is assigned. Returns the ops."""
+        begin, self._num_assigned = self._num_assigned, len(self._assigned[0])
+        noted = [mine[begin : self._num_assigned] for mine in self._assigned]
+        floating = [i for i, (variable, _) in enumerate(noted[0]) if variable.dtype.is_floating]
+        means = self._training.mean(
+            [[tf.ensure_shape(mine[i][1], mine[i][0].shape) for i in floating] for mine in noted]
+        )
+        values = dict(zip(floating, means, strict=True))
+        if noted[0]:
+            pairs = [(variable, values.get(i, value)) for i, (variable, value) in enumerate(noted[0])]
+            self._assignments.append(assign(pairs))
+        return self._assignments
+
+
+def _by_the_first(variable: tf.Variable, method: Callable, *args, **kwargs):
+    tower = meeting.current()
+    return method(*args, **kwargs) if tower is None or tower.place == 0 else tf.identity(variable)
+
+
+def _drawn_whole(value: tf.Tensor, draws: list[tuple[tf.Tensor, Callable]]) -> tf.Tensor:
+    """Returns an initial value, for which tf.random draws as always what was cut as if a size that the batch divides
+    were examples."""
+    needed = random_state.ancestors([value.op])
+    for kept, draw in draws:
+        if kept.op in needed:
+            whole = draw()
+            for consumer in kept.consumers():
+                for i in [i for i, tensor in enumerate(consumer.inputs) if tensor is kept]:
+                    compat.set_input(consumer, i, whole)
+            value = whole if value is kept else value
+    return value
