@@ -25,7 +25,7 @@ BELOW = {  # modules under the room that touch a private name, and where that is
     "bench/breakdown.py": "tests/bench/test_breakdown.py",
     "graph/devices.py": "tests/gpus",
     "graph/optimizers.py": "tests/graph/test_arithmetic.py",
-    "graph/shortages.py": "tests/graph/test_shortages.py",
+    "graph/towers.py": "tests/graph",
     "graph/stream.py": "tests/graph/test_chosen_kernels.py",
     "graph/update.py": "tests/graph/test_loss_scale.py",
     "graph/variables.py": "tests/proof/test_programs.py",
