@@ -2,6 +2,7 @@
 
 import os
 
+import keras
 import numpy as np
 import pytest
 
@@ -82,8 +83,29 @@ def test_hidden_files_and_other_types_are_passed_over_and_counted(root):
     make(root / "train/.ipynb_checkpoints", "x")
     listing = find(root, "train")
     assert (len(listing.names), listing.class_names) == (18, CLASSES)
-    counts = "1 .tif, 2 .txt, 1 folders, 2 hidden, 1 without extension"
+    counts = "1 .tif, 2 .txt, 2 hidden, 2 without extension"
     assert listing.notice == f"Passed over in {root}/train: {counts}."
+
+
+def test_images_in_folders_below_a_class_are_of_it_as_keras_has_them(root):
+    make(root / "train/cat", "patient 7/1.jpg", "patient 7/left/2.jpg", ".thumbs/3.jpg", "patient 8/.4.jpg")
+    listing = find(root, "train")
+    assert {"cat/patient 7/1.jpg", "cat/patient 7/left/2.jpg"} < set(listing.names) and len(listing.names) == 20
+    below = "2 images are in folders below those of the classes, as of these."
+    assert listing.notice == f"Passed over in {root}/train: 2 hidden. {below}"
+    found = keras.utils.image_dataset_from_directory(root / "train", image_size=(1, 1)).file_paths
+    assert {str(root / "train" / name) for name in listing.names} <= set(found)
+    make(root, "other/OCT/train/cat/1.jpg", "other/__MACOSX/x")
+    with pytest.raises(
+        errors.DataError, match=f"holds no images, but OCT in it does. Give --data_dir={root}/other/OCT."
+    ):
+        find(root / "other", "train")
+
+
+def test_an_empty_class_folder_is_called_that_and_no_class_that_others_lack(root):
+    (root / "train/ant").mkdir()
+    with pytest.raises(errors.DataError, match=f"^{root}/train/ant: holds no images. Remove it, or give it some."):
+        find(root, "train")
 
 
 def classes(root, labels, split="train", **options):
@@ -173,7 +195,7 @@ MISTAKES = [  # files below the root, options, class of the error, words of its 
     (["1.jpg", "2.png", "list.csv"], {}, errors.LayoutError, "{root}: holds 0 class folders, and 2 images outside"),
     (["train/1.jpg", "test/1.jpg"], {}, errors.LayoutError, "{root}/train: holds 0 class folders, and 1 images"),
     (["images/1.jpg", "images/2.jpg"], {}, errors.LayoutError, "{root}: holds 1 class folders, and 0 images"),
-    (["a/1.jpg", "a/2.jpg", "b/deeper/1.jpg"], {}, errors.LayoutError, "b in it holds no .jpeg, .jpg, .png, .gif, .bm"),
+    (["a/1.jpg", "a/2.jpg", "b/deeper/1.txt"], {}, errors.LayoutError, "b in it holds no .jpeg, .jpg, .png, .gif, .bm"),
     ([f"below/{name}" for name in BOTH], {}, errors.DataError, "but below in it does. Give --data_dir={root}/below"),
     ([*(f"below/{name}" for name in BOTH), "a/list.csv"], {}, errors.DataError, "but below in it does"),
     ([*(f"train/{n}_1.png" for n in "ab"), "test/o_1.png", "test/n_1.png"], NAMES, errors.DataError, "is of class n."),

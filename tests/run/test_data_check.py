@@ -166,3 +166,16 @@ def test_features_are_looked_at_as_the_network_gets_them():
 def test_data_that_cannot_be_are_one_line(examples, line):
     with pytest.raises(errors.DataError, match=f"^{line}"):
         warnings(examples())
+
+
+def test_a_name_is_written_by_a_font_that_has_its_letters_or_as_a_number():
+    """Never as boxes: U+10FFFF is in no font, Cyrillic in DejaVu Sans, which matplotlib has."""
+    images = np.zeros([2, 128, 128, 3], np.uint8)
+
+    def drawn(*names):
+        sheet_of = Image.open(io.BytesIO(sheet.draw(images, np.arange(2), names)))
+        return [np.array(sheet_of)[136:, 8 + 136 * i : 136 + 136 * i] for i in range(2)]
+
+    pytest.importorskip("matplotlib")
+    assert not np.array_equal(*drawn("Кот", "Пёс")) and (drawn("Кот", "Пёс")[0] < 128).any()
+    np.testing.assert_array_equal(drawn("ok", "\U0010ffff"), drawn("ok", "class 1"))

@@ -28,6 +28,7 @@ class Listing:
       class_names: names of labels 0, 1, ..., sorted.
       split: its folder's name, or train or validation.
       notice: a line on other files in the folders; empty if there are none.
+      num_all: images in the folder, of which a part may be set aside.
     """
 
     root: pathlib.Path
@@ -36,6 +37,7 @@ class Listing:
     class_names: tuple[str, ...]
     split: str
     notice: str = ""
+    num_all: int = 0
 
     def paths(self) -> list[str]:
         return [os.path.join(self.root, name) for name in self.names]
@@ -101,6 +103,7 @@ def find(
     if split == TEST or split == VALIDATION and not validation_fraction:
         return None
     listing = listed(train, TRAIN)
+    listing = dataclasses.replace(listing, num_all=len(listing.names))
     if train == directory and (whole := _whole(directory)):
         notice = (
             f"{directory} is one of the splits in {whole}. To use them all give --data_dir={whole}. {listing.notice}"
@@ -124,6 +127,21 @@ def _entries(folder: pathlib.Path) -> list[str]:
         raise errors.DataError(f"{folder}: cannot be read: {error.strerror}. Name a folder with --data_dir.") from None
 
 
+def _files(folder: pathlib.Path, hidden: collections.Counter) -> list[str]:
+    """Returns the files of a class folder and of the folders below it, sorted; counts those that are hidden."""
+    names = []
+
+    def refuse(error: OSError) -> None:
+        raise errors.DataError(f"{error.filename}: cannot be read: {error.strerror}. Mend or remove it.") from None
+
+    for place, folders, files in os.walk(folder, onerror=refuse):
+        seen = [name for name in files if name[0] != "."]
+        hidden["hidden"] += len(files) - len(seen) + sum(name[0] == "." for name in folders)
+        folders[:] = [name for name in folders if name[0] != "."]
+        names += [os.path.relpath(os.path.join(place, name), folder) if place != str(folder) else name for name in seen]
+    return sorted(names)
+
+
 def _class_folders(folder: pathlib.Path, directory: pathlib.Path) -> list[str]:
     """Returns the names of a split's class folders, sorted; LayoutError if there are fewer than two."""
     entries = _entries(folder)
@@ -140,6 +158,8 @@ def _check_same_classes(train: pathlib.Path, test: pathlib.Path) -> None:
     train_classes, test_classes = (_class_folders(folder, train.parent) for folder in (train, test))
     for name in sorted(set(train_classes) ^ set(test_classes)):
         there, missing = (train, test) if name in train_classes else (test, train)
+        if not any(map(image_labels.is_image, _files(there / name, collections.Counter()))):
+            raise errors.DataError(f"{there / readable(name)}: holds no images. Remove it, or give it some.")
         raise errors.DataError(
             f"{there / readable(name)}: there is no such class in {missing}. Every class needs images in both."
         )
@@ -148,25 +168,26 @@ def _check_same_classes(train: pathlib.Path, test: pathlib.Path) -> None:
 def _listed(folder: pathlib.Path, directory: pathlib.Path, split: str) -> Listing:
     """Lists a split's folder; `directory`, the folder of all splits, is for messages."""
     classes = _class_folders(folder, directory)
-    names, labels, others = [], [], collections.Counter()
+    names, labels, others, deeper = [], [], collections.Counter(), 0
     for label, class_name in enumerate(classes):
-        for name in _entries(folder / class_name):
-            path, extension = os.path.join(class_name, name), os.path.splitext(name)[1].lower()
-            if name[0] == ".":
-                others["hidden"] += 1
-            elif os.path.isdir(folder / path):
-                others["folders"] += 1
-            elif extension in EXTENSIONS:
-                names.append(path)
+        if any((folder / class_name / split).is_dir() for split in (TRAIN, TEST, *VALIDATION_NAMES)):
+            raise _layout_error(folder, directory, "")
+        for name in _files(folder / class_name, others):
+            extension = os.path.splitext(name)[1].lower()
+            if extension in EXTENSIONS:
+                names.append(os.path.join(class_name, name))
                 labels.append(label)
+                deeper += os.sep in name
             else:
                 others[extension or "without extension"] += 1
         if labels[-1:] != [label]:
             raise _layout_error(
                 folder, directory, f"{readable(class_name)} in it holds no {', '.join(EXTENSIONS)} file"
             )
-    counts = ", ".join(f"{count} {readable(kind)}" for kind, count in sorted(others.items()))
-    notice = f"Passed over in {folder}: {counts}." if others else ""
+    counts = ", ".join(f"{count} {readable(kind)}" for kind, count in sorted(others.items()) if count)
+    notice = f"Passed over in {folder}: {counts}." if counts else ""
+    if deeper:
+        notice += f" {deeper} images are in folders below those of the classes, as of these."
     if table := image_labels.table_in(directory):  # its parts, not its classes, may be what the folders are
         notice += f" {table} beside them gives no classes; if it holds them, give --labels={table}."
     return Listing(
@@ -236,7 +257,8 @@ def _split_off(listing: Listing, groups: list[str], split: str, fraction: float,
                 f"--validation_fraction={fraction:g} leaves no images of class {class_name} {missing}, of "
                 f"{len(sizes)} groups. Give another fraction or --seed, or smaller groups with --group_pattern."
             )
-    return dataclasses.replace(listing.subset(np.flatnonzero(is_aside == (split == VALIDATION))), split=split)
+    part = listing.subset(np.flatnonzero(is_aside == (split == VALIDATION)))
+    return dataclasses.replace(part, split=split, notice=listing.notice if split == TRAIN else "")  # once is enough
 
 
 def _groups(listing: Listing, directory: pathlib.Path, group_pattern: str) -> list[str]:

@@ -128,7 +128,7 @@ class Running:
             reason=reason,
             checkpoint=next(reversed(checkpoint.existing(start.run_dir.path)), None) if start.is_chief else None,
             data=start.examples.name,
-            notice=start.examples.notice,
+            notice=start.examples.notice if start.examples.dataset != "auto" else None,  # a stand-in's
             failed_saves=self.failed_saves,
             skipped_steps=self.skipped_steps,
             failure=failure or self.failure,

@@ -45,7 +45,7 @@ class Result:
       reason: why the run stopped, in any worker.
       checkpoint: path of the newest checkpoint.
       data: name of the training examples.
-      notice: remark on the data for the user, or None.
+      notice: remark on data that stand in for others, or None.
       failed_saves: saves of this start that failed.
       skipped_steps: steps of this start whose update was skipped by --on_nonfinite=skip.
       failure: the error that ended the steps, or of the last save or evaluation; None if all went well.
