@@ -34,7 +34,7 @@ TRAINERS = {
     "resnet8": dict(variable_update=_MIRRORED, all_reduce="add_n", optimizer="momentum", clip_gradients=1.0),
     "image_folder": dict(variable_update=_MIRRORED, all_reduce="nccl", dtype="bfloat16", accumulate_steps=2),
     "VGG16": dict(variable_update=_MIRRORED, all_reduce="add_n", dtype="float16", optimizer="muon"),
-    "template": dict(variable_update=_MIRRORED, all_reduce="collective", sync_batch_norm=True),
+    "template": dict(variable_update=_MIRRORED, all_reduce="collective"),
 }
 FRONTS = {"keras": "mixed_float16", "estimator": "mixed_bfloat16"}  # {name: Keras' dtype policy}
 

@@ -79,7 +79,6 @@ def test_bounds_and_values_of_a_near_type_are_taken(name, value, kept):
     *(({"elastic": text, "train_dir": "x"}, [f"--elastic={text}: it must be MIN:MAX"])
       for text in ("3", "0:2", "3:2", "1:2:3", "a:b", " 1:2")),
     ({"elastic": "2:3", "train_dir": "x", **TWO_HOSTS}, ["--elastic=2:3: there are 2 workers"]),
-    ({"elastic": "1:2", "train_dir": "x", "sync_batch_norm": True, **TWO_HOSTS}, ["--elastic=1:2", "--sync_batch"]),
     *(({"lr_schedule": "points", "lr_points": text}, [f"--lr_points={text}: {part} must be SHARE:VALUE, "])
       for text, part in [("", "''"), ("0:1:2", "'0:1:2'"), ("0:one", "'0:one'"), ("0:1,0.5:1,0.5:2", "'0.5:2'"),
                          ("-0.1:1,1:2", "'-0.1:1'"), ("0:1,1.01:2", "'1.01:2'"), ("0:1,1:-1", "'1:-1'"),

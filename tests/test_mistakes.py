@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 import toy_workload
 
-from tower_train import Examples, Workload, errors, layers
+from tower_train import Examples, Workload, errors
 
 TOY = toy_workload.WORKLOAD
 LATE = np.where(np.arange(2000) == 1500, 7, np.arange(2000) % 3)  # a label beyond the examples that are looked at first
@@ -59,18 +59,6 @@ def test_a_mistake_is_one_line_before_the_first_save(fields, line, tmp_path):
         jobs.train_toy(tmp_path, workload=workload, max_steps=200, save_every_steps=500, eval_at_end=True)
     assert "\n" not in str(raised.value) and raised.value.exit_status == 2
     assert not jobs.saved_steps(tmp_path)
-
-
-def test_normalisation_that_sync_batch_norm_does_not_reach_is_refused_by_its_line(tmp_path):
-    def network(features, training):
-        hidden = layers.batch_normalization(toy_workload.layer("a", features, 8), training)
-        mean, variance = tf.nn.moments(hidden, 0)
-        return toy_workload.layer("b", (hidden - mean) * tf.math.rsqrt(variance + 1e-3), 3)
-
-    workload = dataclasses.replace(TOY, inference=network)
-    assert jobs.train_toy(tmp_path / "by tower", workload=workload, max_steps=1).step == 1
-    with pytest.raises(errors.ConfigError, match=r"^--sync_batch_norm: .* by tower: SquaredDifference \(test_mistakes"):
-        jobs.train_toy(tmp_path / "refused", workload=workload, max_steps=1, sync_batch_norm=True)
 
 
 def test_xlas_flags_are_refused_as_they_change_the_training(tmp_path, monkeypatch):

@@ -11,7 +11,12 @@ import pytest
 ROOMS = ("fronts", "bench", "run", "proof", "inference", "cluster", "run_dir", "graph", "data", "options")
 VOCABULARY = {"errors", "console", "config", "examples", "workload", "layers", "normalization", "random_layers",
               "initializers", "host", "locks", "arrays", "measures", "user_functions"}  # fmt: skip
-OF_VOCABULARY = {"options", "graph.collectives", "graph.context"}  # what else the vocabulary may import
+OF_VOCABULARY = {
+    "options",
+    "graph.batch_axis",
+    "graph.collectives",
+    "graph.context",
+}  # what else the vocabulary may import
 
 
 def module_names(root):

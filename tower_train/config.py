@@ -247,9 +247,10 @@ class Config(DeviceOptions):
         0.9999, "decay per step of the exponential moving averages of the weights, which evaluation uses; 0: none",
         OPTIMIZER, allowed="at least 0 and below 1", resume="note",
     )  # fmt: skip
-    sync_batch_norm: bool = option(
-        False, "batch normalisation over the global batch, not tower by tower", TRAINING, resume="note"
-    )
+    batch_norm: str = option(
+        "global", "batch normalisation over the global batch, as on one device, or tower by tower, as published "
+        "programs do: then N towers are not one", TRAINING, allowed=("global", "tower"), resume="note",
+    )  # fmt: skip
     allow_stateful_random: bool = option(
         False, "allow operations with random states of their own, such as tf.nn.dropout: results then depend on the "
         "number of towers and on resuming", ARITHMETIC, resume="note",

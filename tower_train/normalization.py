@@ -1,16 +1,19 @@
 """Batch normalisation; a part of tower_train.layers.
 
-A tower normalises with statistics of its own examples, or of all towers' with --sync_batch_norm; then N towers are one
-here too. The moving statistics for evaluation are updated once per step, with the mean over all towers.
+The statistics of a batch are those of the global batch: mean and variance of all towers that compute at a time, with
+exact gradients, so that N towers are one. So are tf.nn.moments and fused_batch_norm, if their batch is a tower's. With
+--batch_norm=tower each tower has its own. Moving statistics are updated once per step.
 """
 
-import functools
+import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
+from tensorflow.python.ops import nn, nn_impl
 
 from tower_train.graph import collectives, context
+from tower_train.graph.batch_axis import batch_axis
 from tower_train.graph.context import Statistic
 
 v1 = tf.compat.v1
@@ -80,11 +83,17 @@ def normalize(
     """Applies `batch_normalization` with existing variables (gamma and beta may be tensors), each [channels]."""
     if not training:
         return _normalized(inputs, gamma, beta, moving_mean, moving_variance, epsilon)
-    towers = context.current().synchronized_towers
-    if not towers and inputs.shape.rank == 4 and inputs.dtype != tf.float64:
+    tower = context.current()
+    tower.normalized.append(inputs.op.name)
+    if _towers_together(tower) > 1:
+        outputs, mean, variance = _over_towers(inputs, gamma, beta, epsilon)
+    elif inputs.shape.rank == 4 and inputs.dtype != tf.float64:
         outputs, mean, variance = _fused(inputs, gamma, beta, epsilon)
     else:
-        mean, variance = _moments(tf.cast(inputs, gamma.dtype), max(1, towers))
+        wide = tf.cast(inputs, gamma.dtype)
+        axes = list(range(inputs.shape.rank - 1))
+        mean = tf.reduce_mean(wide, axes)
+        variance = tf.reduce_mean(tf.square(wide - mean), axes)
         outputs = _normalized(inputs, gamma, beta, mean, variance, epsilon)
     for moving, value in ((moving_mean, mean), (moving_variance, variance)):
         note(Statistic(moving, value, momentum))
@@ -121,29 +130,162 @@ def _fused(inputs, gamma, beta, epsilon: float) -> tuple[tf.Tensor, tf.Tensor, t
     return outputs, mean, variance * (tf.maximum(count - 1, 1) / count)
 
 
-def _moments(inputs: tf.Tensor, num_towers: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns mean and variance of each channel over the batches of all towers, which are of equal size."""
+def _towers_together(tower: context.Context) -> int:
+    """Returns how many towers normalise together; 1 outside of the towers of a training."""
+    return 1 if tower.by_tower or tower.statistics is None else tower.towers
+
+
+def _over_towers(inputs, gamma, beta, epsilon: float) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns the outputs, and mean and variance of each channel over the batches of all towers."""
     axes = list(range(inputs.shape.rank - 1))
-    mean = mean_over_towers(tf.reduce_mean(inputs, axes), num_towers)
-    variance = mean_over_towers(tf.reduce_mean(tf.square(inputs - mean), axes), num_towers)
+    gamma, beta = tf.convert_to_tensor(gamma), tf.convert_to_tensor(beta)
+    wide = tf.cast(inputs, gamma.dtype)
+    mean, variance = moments_over_towers(wide, axes)
+
+    # The gradient in two sums over the batch, of which the towers send each other means once; by TensorFlow's own
+    # gradients of mean and variance they would take several passes over the inputs more.
+    @tf.custom_gradient
+    def normalized(wide, gamma, beta):
+        def gradient(grad):
+            inverse = tf.math.rsqrt(variance + epsilon)
+            centered = wide - mean
+            of_beta = tf.reduce_sum(grad, axes)
+            of_gamma = tf.reduce_sum(grad * centered, axes) * inverse
+            count = tf.cast(tf.size(wide) // wide.shape[-1], wide.dtype)
+            of_mean, of_deviation = tf.unstack(mean_over_towers(tf.stack([of_beta, of_gamma])) / count)
+            factor = gamma * inverse
+            of_inputs = grad * factor - (centered * (factor * inverse * of_deviation) + factor * of_mean)
+            return of_inputs, of_gamma, of_beta
+
+        return _normalized(wide, gamma, beta, mean, variance, epsilon), gradient
+
+    return tf.cast(normalized(wide, gamma, beta), inputs.dtype), mean, variance
+
+
+def moments_over_towers(inputs: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns mean and variance over axes of the batches of all towers, which are of equal size, as if of one."""
+    local_mean = tf.reduce_mean(inputs, axes, keepdims=True)
+    local_variance = tf.reduce_mean(tf.math.squared_difference(inputs, local_mean), axes)
+    local_mean = tf.squeeze(local_mean, axes)
+    outside = []  # tensors by which the gradient can be differentiated again
+
+    @tf.custom_gradient
+    def combined(local_mean, local_variance):
+        def gradient(of_mean, of_variance):
+            of_mean, of_variance = tf.unstack(mean_over_towers(tf.stack([of_mean, of_variance])))
+            return of_mean + 2 * (outside[0] - outside[1]) * of_variance, of_variance
+
+        means, variances = tf.unstack(_gathered(tf.stack([local_mean, local_variance])), axis=1)
+        mean = tf.reduce_mean(means, 0)
+        variance = tf.reduce_mean(variances + tf.math.squared_difference(means, mean), 0)
+        return (mean, variance), gradient
+
+    mean, variance = combined(local_mean, local_variance)
+    outside += [local_mean, mean]
     return mean, variance
 
 
-def mean_over_towers(value: tf.Tensor, num_towers: int) -> tf.Tensor:
+def mean_over_towers(value: tf.Tensor) -> tf.Tensor:
     """Returns the mean over all towers of the value at this place of the network.
 
     A tower's loss depends on the other towers' values too, but is differentiated by itself. So the gradient from here
     on is the mean over towers of those that arrive here; averaging the towers' gradients of the weights then gives the
     gradient of one big batch.
     """
-    if num_towers == 1:
-        return value
-    # Without the tower's name, so the same in every tower; tf.recompute_grad has it twice.
-    place = re.sub(r"tower_\d+/", "", value.op.name)
 
     @tf.custom_gradient
     def mean(local):
-        mean_grad = functools.partial(collectives.mean_over_towers, num_towers=num_towers, place=f"gradient of {place}")
-        return collectives.mean_over_towers(local, num_towers, place), mean_grad
+        return collectives.mean_over_towers(local, context.current().towers, _place(local)), mean_over_towers
 
     return mean(value)
+
+
+def _gathered(value: tf.Tensor) -> tf.Tensor:
+    """Returns [towers, ...], the values of all towers at this place of the network."""
+    return collectives.gather_over_towers(value, context.current().towers, _place(value))
+
+
+def _place(value: tf.Tensor) -> str:
+    """Returns the name of a place in the network, the same in all towers of one turn."""
+    name = re.sub(r"tower_\d+/", "", tf.identity(value, name="over_towers").op.name)  # unique, unlike the value's
+    return f"{name} in turn {context.current().turn}"
+
+
+def notes(tower: context.Context) -> list[str]:
+    """Returns a line for the log if a network is normalised in a way that makes several towers differ from one."""
+    if tower.by_tower and tower.normalized and tower.towers > 1:
+        return [
+            f"*** batch_norm: each of {tower.towers} towers normalises by its own batch (--batch_norm=tower): they "
+            "train otherwise than one"
+        ]
+    return []
+
+
+@contextlib.contextmanager
+def over_towers() -> Iterator[None]:
+    """Lets TensorFlow's functions that normalise do so over all towers within this block, where they do it over a
+    tower's batch."""
+    replacements = {"moments": _moments, "fused_batch_norm": _fused_batch_norm}
+    modules = (nn_impl, nn, v1.nn)  # tf.nn.moments calls that of nn_impl
+    before = [(module, name, getattr(module, name)) for module in modules for name in replacements]
+    for module, name, plain in before:
+        setattr(module, name, _with_plain(replacements[name], plain))
+    try:
+        yield
+    finally:
+        for module, name, plain in before:
+            setattr(module, name, plain)
+
+
+def _with_plain(function: Callable, plain: Callable) -> Callable:
+    return lambda *args, **kwargs: function(plain, *args, **kwargs)
+
+
+def _is_of_batch(inputs: tf.Tensor, axes: Sequence[int]) -> bool:
+    """Notes that a tensor is normalised over these axes; returns whether that is over the batches of several towers."""
+    tower, graph = context.current(), v1.get_default_graph()
+    # In a branch, a loop or a function a tower may be alone.
+    is_alone = graph is not inputs.graph or graph.building_function or graph._get_control_flow_context() is not None
+    if tower.statistics is None or is_alone or batch_axis(inputs, tower.batch, tower.batch_axes) not in axes:
+        return False
+    tower.normalized.append(inputs.op.name)
+    return _towers_together(tower) > 1
+
+
+def _moments(plain: Callable, x, axes, shift=None, name=None, keep_dims=None, keepdims=None):
+    """Replaces tf.compat.v1.nn.moments."""
+    inputs = tf.convert_to_tensor(x)
+    static = tf.get_static_value(tf.convert_to_tensor(axes, tf.int32))
+    over = [] if static is None or inputs.shape.rank is None else (static.reshape(-1) % inputs.shape.rank).tolist()
+    if not _is_of_batch(inputs, over):
+        return plain(x, axes, shift=shift, name=name, keep_dims=keep_dims, keepdims=keepdims)
+    with v1.name_scope(name, "moments"):
+        found = moments_over_towers(_wide(inputs), over)
+        for axis in sorted(over) if keep_dims or keepdims else ():
+            found = [tf.expand_dims(each, axis) for each in found]
+        return tuple(tf.cast(each, inputs.dtype) for each in found)
+
+
+def _fused_batch_norm(
+    plain: Callable, x, scale, offset, mean=None, variance=None, epsilon=0.001, data_format="NHWC", is_training=True,
+    name=None, exponential_avg_factor=1.0,
+):  # fmt: skip
+    """Replaces tf.compat.v1.nn.fused_batch_norm."""
+    inputs = tf.convert_to_tensor(x)
+    channels = 1 if data_format.startswith("NC") else inputs.shape.rank - 1
+    over = [axis for axis in range(inputs.shape.rank) if axis != channels]
+    if not is_training or not _is_of_batch(inputs, over):
+        return plain(x, scale, offset, mean, variance, epsilon, data_format, is_training, name, exponential_avg_factor)
+    with v1.name_scope(name, "fused_batch_norm"):
+        order = [*over, channels]
+        outputs, *found = _over_towers(tf.transpose(inputs, order), scale, offset, epsilon)
+        count = tf.cast(tf.size(inputs) // inputs.shape[channels] * context.current().towers, found[1].dtype)
+        found[1] *= count / tf.maximum(count - 1, 1)
+        if exponential_avg_factor not in (None, 1.0):
+            pairs = zip(found, (mean, variance), strict=True)
+            found = [before + exponential_avg_factor * (now - before) for now, before in pairs]
+        return tf.transpose(outputs, [order.index(axis) for axis in range(len(order))]), *found
+
+
+def _wide(inputs: tf.Tensor) -> tf.Tensor:
+    return tf.cast(inputs, tf.float32) if inputs.dtype.size < 4 else inputs

@@ -30,7 +30,7 @@ def before_and_after(session, built, steps):
 
 
 def test_towers_match_one_tower(examples):
-    options = dict(steps=6, sync_batch_norm=True)
+    options = dict(steps=6)
     one = train(examples, small(), **options)
     for num_towers, update in ((2, "mirrored"), (4, "cpu")):
         options |= dict(num_gpus=num_towers, batch_size=8 // num_towers, variable_update=update)
@@ -152,7 +152,8 @@ def test_frozen_layers_stay_as_they_are_and_cost_nothing(examples, count):
         model.get_layer("batch_normalization").moving_mean.assign([1.0, 2, 3, 4])
         return model
 
-    with opened(examples, make, num_gpus=2, dtype="float32", learning_rate=0.1) as (built, session):
+    options = dict(num_gpus=2, dtype="float32", learning_rate=0.1, batch_norm="tower")
+    with opened(examples, make, **options) as (built, session):
         start, ended, _ = before_and_after(session, built, 5)
     frozen = {"conv2d", "batch_normalization"}
     trained = {"conv2d_1", "batch_normalization_1", "dense"}
@@ -276,8 +277,6 @@ def within(block):
         (lambda: keras.Sequential([keras.layers.Dense(3)], name="mine"), {}, "returned mine, which has no variables"),
         (lambda: None, {}, r"build\(\) returned None"),
         (with_activity_regularizer, {}, "add to the loss"),
-        (with_axis, dict(sync_batch_norm=True), "--sync_batch_norm: workload .* has no"),
-        (ending_in(SYNCHRONIZED), {}, "batch_normalization has synchronized=True. Give --sync_batch_norm too"),
         (
             lambda: keras.Sequential([keras.Input([SIZE + 1, SIZE, 2]), *flat()]),
             {},
@@ -288,6 +287,11 @@ def within(block):
             {},
             r"sequential takes string \[None, 6, 6, 2\], and the examples give float64",
         ),
+        (
+            ending_in(SYNCHRONIZED),
+            dict(batch_norm="tower"),
+            "batch_normalization has synchronized=True. Leave --batch_norm=tower out",
+        ),
         (ending_in(of_gamma), {}, "draws by keras.random.gamma from a SeedGenerator that belongs to none of its layer"),
     ],
 )
@@ -296,19 +300,10 @@ def test_what_towers_cannot_do_is_refused(examples, make, options, text):
         train(examples, make, 0, **options)
 
 
-def test_synchronized_layers_train_with_the_option(examples):
-    one = train(examples, ending_in(SYNCHRONIZED), 3, sync_batch_norm=True)
-    trainings.assert_same(
-        train(examples, ending_in(SYNCHRONIZED), 3, sync_batch_norm=True, num_gpus=2, batch_size=4), one
-    )
-
-
-def test_statistics_of_other_axes_are_the_mean_over_towers(examples):
-    images, _ = all_of(examples)
-    ended = train(examples, with_axis, 1, num_gpus=3)[1]
-    np.testing.assert_allclose(
-        ended["sequential/other_axis/moving_mean"], 0.01 * images.astype(np.float64).mean(axis=(0, 2, 3)), rtol=1e-6
-    )
+@pytest.mark.parametrize("make", [ending_in(SYNCHRONIZED), with_axis])
+def test_other_batch_normalisation_is_over_all_towers_too(examples, make):
+    one = train(examples, make, 3, batch_size=12)
+    trainings.assert_same(train(examples, make, 3, num_gpus=3, batch_size=4), one)
 
 
 def test_keras_is_left_as_it_was(examples):

@@ -42,7 +42,7 @@ class Pair(NamedTuple):
 
 _REPEATED = dict(dtype="float32", deterministic=True, batch_size=128)
 _MIRRORED = dict(num_gpus=1, variable_update="mirrored")
-_SYNCED = dict(model="resnet20", num_gpus=2, sync_batch_norm=True, batch_size=4)
+_SYNCED = dict(model="resnet20", num_gpus=2, batch_size=4)
 _NCCL = _MIRRORED | dict(all_reduce="nccl")
 PAIRS = {
     "a network on a GPU is that on the CPU": Pair(dict(device="gpu"), dict(device="cpu"), 1, on_cpus=False),
@@ -51,7 +51,7 @@ PAIRS = {
     "copies that are compared after each step": Pair(
         _MIRRORED | dict(num_gpus=2, check_mirrors_every_steps=1, batch_size=4), {}, 2
     ),
-    "synchronised batch normalisation": Pair(_SYNCED, dict(model="resnet20"), 2),
+    "batch normalisation over two GPUs": Pair(_SYNCED, dict(model="resnet20"), 2),
     "two runs with --deterministic, to the bit": Pair(_REPEATED, _REPEATED, 1, tolerance=0.0),
     "two workers": Pair(dict(batch_size=4), {}, 1, workers=2),
     "two workers with NCCL between them": Pair(_NCCL | dict(batch_size=4), {}, 2, on_cpus=False, workers=2),

@@ -1,5 +1,7 @@
 """Batch normalisation against numpy: its outputs, its moving statistics, its gradient, and N towers of it."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -105,9 +107,10 @@ KERNEL = np.random.default_rng(1).normal(size=[4, 3])
 
 
 @pytest.mark.parametrize(
-    ("num_towers", "batches", "sync", "update"), [(1, 4, False, "cpu"), (2, 2, False, "mirrored"), (4, 1, True, "cpu")]
+    ("num_towers", "batches", "over", "update"),
+    [(1, 4, "global", "cpu"), (2, 2, "tower", "mirrored"), (2, 2, "global", "mirrored"), (4, 1, "global", "cpu")],
 )
-def test_moving_statistics_follow_the_mean_over_towers_and_batches(num_towers, batches, sync, update):
+def test_moving_statistics_follow_the_mean_over_towers_and_batches(num_towers, batches, over, update):
     """The first layer's, over two steps with learning rate almost 0, against numpy on the same examples."""
     seen = []
 
@@ -118,12 +121,12 @@ def test_moving_statistics_follow_the_mean_over_towers_and_batches(num_towers, b
 
     workload, examples = make(spying)
     options = TRAIN | dict(learning_rate=1e-30, num_gpus=num_towers, accumulate_steps=batches, variable_update=update)
-    options |= dict(batch_size=8 // num_towers // batches, sync_batch_norm=sync)
+    options |= dict(batch_size=8 // num_towers // batches, batch_norm=over)
     with trainings.opened(workload, examples, **options) as (built, session):
         mean, variance = np.zeros(3), np.ones(3)
         for _ in range(2):
             normalized = np.stack(session.run((seen, built.report))[0])
-            per_tower = [normalized.reshape(-1, 3)] if sync else list(normalized)
+            per_tower = normalized.reshape(batches, -1, 3) if over == "global" else normalized
             mean = MOMENTUM * mean + (1 - MOMENTUM) * np.mean([batch.mean(0) for batch in per_tower], axis=0)
             variance = MOMENTUM * variance + (1 - MOMENTUM) * np.mean([batch.var(0) for batch in per_tower], axis=0)
         found = session.run({v.op.name: v for v in built.saved.variables})
@@ -152,7 +155,7 @@ def test_loss_and_gradient_are_those_of_one_big_batch_in_numpy(layer, factor, up
     """By central differences of the loss, with the decay of gamma and beta alone, against the step of four towers."""
     workload, examples = make(layer)
     noted, seen = trainings.noting(workload)
-    options = TRAIN | dict(num_gpus=4, batch_size=2, sync_batch_norm=True, ema=0.0)
+    options = TRAIN | dict(num_gpus=4, batch_size=2, ema=0.0)
     with trainings.opened(noted, examples, variable_update=update, **options) as (built, session):
         variables = {v.op.name: v for v in built.saved.variables if v.trainable}
         start = session.run(variables)
@@ -175,3 +178,117 @@ def test_loss_and_gradient_are_those_of_one_big_batch_in_numpy(layer, factor, up
             expected[index] = loss(start | {name: value + delta}) - loss(start | {name: value - delta})
         found = (value - ended[name]) / TRAIN["learning_rate"]
         np.testing.assert_allclose(found, expected / 2e-6, atol=1e-7, err_msg=name)
+
+
+def by_moments(features, training):
+    """Over the batch alone, and over all positions of it with the time first, which is as long as a batch is large."""
+    x = tf.transpose(tf.reshape(features @ v1.get_variable("k", [4, 24], features.dtype), [-1, 6, 4]), [1, 0, 2])
+    mean, variance = v1.nn.moments(x, 1, keep_dims=True)
+    x = (x - mean) * tf.math.rsqrt(variance + EPSILON)
+    mean, variance = tf.nn.moments(x + 0.1 * x**2, [0, 1])
+    x = x * tf.math.rsqrt(variance + EPSILON) - mean
+    mean, _ = tf.nn.moments(x, 0)  # of each example, over its time
+    return tf.reduce_sum(mean * [1.0, 2.0, 3.0, 4.0], 1)
+
+
+def fused(features, training):
+    """In float32, as the operation needs; its variance is divided by n - 1 of all towers' n."""
+    x = tf.cast(tf.reshape(features @ v1.get_variable("k", [4, 24], features.dtype), [-1, 2, 3, 4]), tf.float32)
+    moving = [v1.get_variable(name, [4], tf.float32, trainable=False) for name in ("mean", "variance")]
+    x, *found = v1.nn.fused_batch_norm(x, v1.get_variable("scale", [4]), tf.ones([4]), epsilon=EPSILON)
+    for variable, value in zip(moving, found, strict=True):
+        variable.assign(0.9 * variable + 0.1 * value)
+    return tf.cast(tf.reduce_sum(x[:, 0] ** 2, [1, 2]), features.dtype)
+
+
+def with_gradient_penalty(features, training):
+    """The gradient of normalised outputs with respect to the features is part of the outputs."""
+    x = layers.batch_normalization(tf.tanh(features @ v1.get_variable("k", [4, 5], features.dtype)), training)
+    [slope] = tf.gradients(tf.reduce_sum(x**3), features)
+    return tf.reduce_sum(x**2, 1) + tf.reduce_sum(slope**2, 1)
+
+
+def of_kernels(features, training):
+    """Weight standardisation beside batch normalisation: no batch, though it has as many rows."""
+    kernel = v1.get_variable("k", [4, 6], features.dtype)
+    mean, variance = tf.nn.moments(kernel, [0])
+    x = features @ ((kernel - mean) * tf.math.rsqrt(variance + EPSILON))
+    return tf.reduce_sum(layers.batch_normalization(x, training) ** 2 * tf.range(1.0, 7, dtype=x.dtype), 1)
+
+
+def in_a_map(features, training):
+    """Each example by itself, in a function of its own."""
+
+    def normalized(row):
+        mean, variance = tf.nn.moments(row, [0])
+        return (row - mean) * tf.math.rsqrt(variance + EPSILON)
+
+    rows = tf.reshape(features @ v1.get_variable("k", [4, 24], features.dtype), [-1, 6, 4])
+    return tf.reduce_sum(tf.vectorized_map(normalized, rows)[:, 0] + tf.map_fn(normalized, rows)[:, 1] ** 2, 1)
+
+
+NETWORKS = {
+    "moments": by_moments, "fused": fused, "gradient penalty": with_gradient_penalty,
+    "kernels": of_kernels, "maps": in_a_map,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
+def test_towers_that_normalise_are_one_tower(network):
+    workload, examples = make()
+    workload = dataclasses.replace(workload, inference=network)
+
+    def train(**options):
+        with trainings.opened(workload, examples, **TRAIN | dict(learning_rate=0.01) | options) as (built, session):
+            losses = [float(session.run(built.report).loss) for _ in range(3)]
+            return {}, trainings.snapshot(built, session), losses
+
+    one, tolerance = train(batch_size=12), 1e-4 if network is fused else 1e-9
+    for options in (dict(num_gpus=2, batch_size=6), dict(num_gpus=3, batch_size=4, variable_update="mirrored")):
+        _, found, losses = train(**options)
+        assert losses == pytest.approx(one[2], rel=tolerance)
+        for name, value in one[1].items():
+            np.testing.assert_allclose(found[name], value, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+def test_batches_in_turn_are_normalised_as_one_towers_in_turn():
+    workload, examples = make()
+
+    def train(**options):
+        with trainings.opened(workload, examples, **TRAIN | options) as (built, session):
+            session.run(built.report), session.run(built.report)
+            return trainings.snapshot(built, session)
+
+    one = train(batch_size=8, accumulate_steps=2)
+    for update in ("cpu", "mirrored"):
+        found = train(batch_size=4, accumulate_steps=2, num_gpus=2, variable_update=update)
+        for name, value in one.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_statistics_far_from_zero_are_combined_exactly():
+    """A mean of squares less the square of the mean would lose all digits of this variance, in float32."""
+    x = np.random.default_rng(0).normal(4096, 0.5, [16, 3]).astype(np.float32)
+    seen = []
+
+    def network(features, training):
+        seen.append(tf.nn.moments(features, [0]))
+        return features @ v1.get_variable("k", [3, 1])
+
+    examples = Examples.from_arrays("far", x, np.zeros([16, 1], np.float32))
+    workload = Workload("far", lambda _: None, network, lambda outputs, labels: tf.reduce_mean(outputs))
+    with trainings.opened(workload, examples, num_gpus=4, batch_size=4) as (built, session):
+        (mean, variance), *others = session.run((seen, built.report))[0]
+    np.testing.assert_allclose(mean, x.astype(np.float64).mean(0), rtol=1e-6)
+    np.testing.assert_allclose(variance, x.astype(np.float64).var(0), rtol=1e-3)
+    assert all(np.array_equal(mean, m) and np.array_equal(variance, v) for m, v in others)
+
+
+@pytest.mark.parametrize(("options", "count"), [(dict(num_gpus=3), 2), (dict(num_gpus=1), 0),
+                                               (dict(num_gpus=3, batch_norm="tower"), 0)])  # fmt: skip
+def test_a_layer_takes_one_collective_forwards_and_one_backwards(options, count):
+    workload, examples = make()
+    with trainings.opened(workload, examples, **TRAIN | dict(batch_size=4) | options) as (built, _):
+        ops = [op.name for op in built.graph.get_operations() if op.type.startswith("Collective")]
+    assert len([name for name in ops if name.startswith("tower_1/")]) == 2 * count  # of two layers
+    assert any("by its own batch" in note for note in built.notes) == ("batch_norm" in options)

@@ -210,8 +210,9 @@ OTHERS = {  # {what: (class, fields of the workload, examples, options, words)}
     "weights of signs": (
         CONFIG, {}, with_labels(SIGNS, class_names=()), BALANCED, "few has the label -1. Classes are numbered from 0",
     ),
-    "nothing to synchronise": (
-        CONFIG, {}, EXAMPLES, TWO | dict(sync_batch_norm=True), "--sync_batch_norm: workload toy has no .*batch_norm",
+    "batches of a changing number of workers": (
+        CONFIG, dict(inference=lambda x, training: layers.batch_normalization(x, training) @ tf.ones([4, 3], x.dtype)),
+        EXAMPLES, dict(elastic="1:1", train_dir="x"), "--elastic=1:1: workload toy normalises .*batch_norm=tower",
     ),
     "NCCL on CPUs": (
         CONFIG, {}, EXAMPLES, MIRRORED | dict(all_reduce="nccl"), "--all_reduce=nccl is for GPUs, but .*/cpu:1",

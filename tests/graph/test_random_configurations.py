@@ -41,11 +41,11 @@ NETWORKS = {"dropout": network, "batch normalisation": norm_workload.network}
 
 @strategies.composite
 def towers(draw, network):
-    """Options that cut the global batch. Batch normalisation is over all that a device has at a time."""
+    """Options that cut the global batch. Batch normalisation is over all of a turn."""
     accumulated = 1 if network == "batch normalisation" else draw(strategies.sampled_from([1, 2, 3]))
     count = draw(strategies.sampled_from([each for each in (1, 2, 3, 4) if 12 % (each * accumulated) == 0]))
     cut = dict(num_gpus=count, accumulate_steps=accumulated, batch_size=GLOBAL_BATCH // count // accumulated)
-    return cut | draw(strategies.sampled_from(MODES)) | dict(sync_batch_norm=network == "batch normalisation")
+    return cut | draw(strategies.sampled_from(MODES))
 
 
 @strategies.composite

@@ -33,7 +33,6 @@ class Tea(Options):
         (Config, dict(early_stopping_patience_epochs=2.0), "--early_stopping_patience_epochs=2 needs --eval_every"),
         (Config, dict(lr_schedule="piecewise"), "--lr_schedule=piecewise needs --lr_boundaries. Give that too."),
         (Config, dict(lr_schedule="points"), "--lr_schedule=points needs --lr_points. Give that too."),
-        (Config, dict(sync_batch_norm=True, accumulate_steps=2), "--sync_batch_norm and --accumulate_steps=2 exclude"),
         (Config, dict(max_steps=5, epochs=2.5), "--max_steps=5 and --epochs=2.5 exclude each other. Give one of them."),
         (Config, dict(batch_size=4, global_batch_size=8), "--batch_size=4 and --global_batch_size=8 exclude each"),
     ],

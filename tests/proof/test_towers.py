@@ -1,6 +1,7 @@
 """N towers are shown to be one on a network of the user's own, or the first operation that differs is named."""
 
 import json
+import re
 
 import jobs
 import pytest
@@ -55,7 +56,6 @@ def kinked(features, training):
         (plain, MIRRORED | dict(dtype="bfloat16", optimizer="adam"), "float64", 1e-14),
         (plain, IN_TURN, "float64", 1e-14),
         (normalized, dict(optimizer="adam"), "float64", 1e-11),  # of a bias whose gradient is rounding only
-        (normalized, IN_TURN, "float64", 1e-11),
         (in_float32, MIRRORED, "float32", 1e-5),
         (with_others, {}, "float32", 1e-5),
         (kinked, dict(batch_size=4), "float32", 1e-3),
@@ -77,6 +77,23 @@ def test_the_towers_are_compared_in_the_runs_own_mode(options, expected, monkeyp
     monkeypatch.setattr(towers, "Trial", lambda *args: built.append(args[2]) or build(*args))
     compared(plain, **options)
     assert [(each.variable_update, each.num_gpus, each.accumulate_steps) for each in built] == [("cpu", 1, 1), expected]
+
+
+def test_batches_that_are_normalised_in_turn_are_compared_with_as_many_of_one_tower():
+    assert "nothing to compare: there is one, whose 2 batches of a step" in compared(normalized, **IN_TURN)
+    outcome = compared(normalized, accumulate_steps=2, variable_update="mirrored")
+    assert outcome.relative < 1e-11 and not outcome.differs
+    assert "   2 equal 1, each with 2 batches in turn, on this network to " in outcome.line
+    assert "batch normalisation over all towers turn by turn" in outcome.line
+
+
+def test_towers_that_normalise_by_themselves_are_not_said_to_equal_one():
+    outcome = compared(normalized, batch_norm="tower")
+    assert re.match(
+        r"\*\*\* towers: 2 are not 1 with --batch_norm=tower: .* differs by \de-0[123] on .* by \de-1\d with ",
+        outcome.line,
+    )
+    assert outcome.record["by_tower"]["relative"] > 1e-4 and json.dumps(outcome.record)
 
 
 def summed(logits, labels):

@@ -164,8 +164,10 @@ class _Network:
         if mask is not None:
             raise errors.GraphError(f"keras_network: {layer.name} gets a mask, which towers cannot normalise by.")
         tower = context.current()
-        if layer.synchronized and tower.statistics is not None and not tower.synchronized_towers:
-            raise errors.ConfigError(f"keras_network: {layer.name} has synchronized=True. Give --sync_batch_norm too.")
+        if layer.synchronized and tower.statistics is not None and tower.by_tower:
+            raise errors.ConfigError(
+                f"keras_network: {layer.name} has synchronized=True. Leave --batch_norm=tower out."
+            )
         mean, variance = (self._in_graph[id(v)] for v in (layer.moving_mean, layer.moving_variance))
         gamma = self._in_graph[id(layer.gamma)] if layer.scale else tf.ones(mean.shape, mean.dtype)
         beta = self._in_graph[id(layer.beta)] if layer.center else tf.zeros(mean.shape, mean.dtype)

@@ -88,6 +88,14 @@ def mean_over_towers(value: tf.Tensor, num_towers: int, place: str) -> tf.Tensor
     return _reduce(value, _TOWERS, num_towers, key_of(place), hint="auto")
 
 
+def gather_over_towers(value: tf.Tensor, num_towers: int, place: str) -> tf.Tensor:
+    """Returns [num_towers, ...], the values of the towers of all workers at one place; each calls it once."""
+    return tf.raw_ops.CollectiveGather(
+        input=value[tf.newaxis], group_size=num_towers, group_key=key_of(_TOWERS), instance_key=key_of(place),
+        shape=[num_towers, *value.shape],
+    )  # fmt: skip
+
+
 def reduce(tensor: tf.Tensor, size: int, name: str, final: str = "Id") -> tf.Tensor:
     """Adds tensors of equal shapes over `size` workers.
 

@@ -8,11 +8,12 @@ import contextlib
 import contextvars
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
+from tower_train.graph.batch_axis import Axes
 from tower_train.graph.draws import Draws
 
 
@@ -60,29 +61,50 @@ class Context:
 
     Attributes:
       tower: its index, over the towers of all workers.
-      synchronized_towers: number of towers that share batch statistics; 0: each has its own.
+      towers: number of towers, over all workers, that compute at a time and so normalise together.
+      turn: of the tower on its device, 0 for the first.
+      by_tower: whether each normalises by its own batch all the same.
+      batch: examples of the tower; None outside of towers.
+      batch_axes: for batch_axis.batch_axis, with the axes of the tower's input.
       epochs_seen: float64 scalar, the epochs seen before this step; None when nothing is trained.
       dtype: of the arithmetic, for networks without floating-point features.
       frozen: whether new variables are not trained.
       statistics: the layers' statistics of the tower's batch; None outside of a tower that is trained.
+      normalized: the names of tensors that were normalised by the batch.
       param_groups: {variable's name: its group}, of the variables created in blocks of layers.param_group.
       draws: the random numbers of its layers; None where examples have no positions.
       builds_keras: a Keras model is being built, whose variables do not come from get_variable.
     """
 
     tower: int = 0
-    synchronized_towers: int = 0
+    towers: int = 1
+    turn: int = 0
+    by_tower: bool = False
+    batch: int | None = None
+    batch_axes: Axes = dataclasses.field(default_factory=dict)
     epochs_seen: tf.Tensor | None = None
     dtype: tf.DType = tf.float32
     frozen: bool = False
     statistics: list[Statistic] | None = None
+    normalized: list[str] = dataclasses.field(default_factory=list)
     param_groups: dict[str, ParamGroup] = dataclasses.field(default_factory=dict)
     draws: Draws | None = None
     builds_keras: bool = False
 
-    def enter_tower(self, index: int, draws: Draws | None = None):
-        """Enters the context of the trained tower that comes `index` after this one."""
-        return entered(dataclasses.replace(self, tower=self.tower + index, statistics=[], draws=draws))
+    def enter_tower(self, index: int = 0, draws: Draws | None = None, turn: int = 0, inputs: Sequence[tf.Tensor] = ()):
+        """Enters the context of the trained tower that comes `index` after this one.
+
+        Args:
+          index, turn: of the tower.
+          draws: of its layers.
+          inputs: its examples, [batch, ...].
+        """
+        batches = {size for tensor in inputs if (size := tensor.shape[:1].num_elements())}
+        tower = dataclasses.replace(
+            self, tower=self.tower + index, turn=turn, batch=max(batches, default=None), draws=draws,
+            batch_axes={tensor.name: 0 for tensor in inputs}, statistics=[], normalized=[],
+        )  # fmt: skip
+        return entered(tower)
 
 
 _CURRENT: contextvars.ContextVar[Context | None] = contextvars.ContextVar("tower_train_context", default=None)

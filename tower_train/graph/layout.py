@@ -13,13 +13,13 @@ class Tower:
       index: over the batches that this worker takes in a step, in the order of their positions.
       device: string of the device that computes it.
       replica: index of the copy of the variables that it uses.
-      waits: whether another batch goes through its device before it in the same step.
+      turn: the batches that go through its device before it in the same step.
     """
 
     index: int
     device: str
     replica: int = 0
-    waits: bool = False
+    turn: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,12 +83,13 @@ class Layout:
 
     @property
     def towers(self) -> tuple[Tower, ...]:
-        """This worker's towers; those of one device follow each other."""
-        batches, mirrored = self.batches_per_device[self.worker], len(self.replicas) > 1
+        """This worker's towers, turn by turn: the examples of a turn, over which batches are normalised, are
+        consecutive, as on one device with as many turns."""
+        mirrored = len(self.replicas) > 1
         return tuple(
-            Tower(device * batches + turn, name, replica=device if mirrored else 0, waits=turn > 0)
+            Tower(turn * len(self.devices) + device, name, replica=device if mirrored else 0, turn=turn)
+            for turn in range(self.batches_per_device[self.worker])
             for device, name in enumerate(self.devices)
-            for turn in range(batches)
         )
 
 

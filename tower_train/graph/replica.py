@@ -73,13 +73,14 @@ class Replica:
         return loss
 
     def after_last_tower(self, batch: Tensors) -> Tensors:
-        """Delays a batch until the tower that was added last is done."""
+        """Delays a batch until the tower before it on its device is done."""
+        before = self.towers[-sum(not tower.context.turn for tower in self.towers)]  # as many devices as first turns
 
         def delayed(tensor):
             with tf.device(tensor.device):
                 return tf.identity(tensor)
 
-        with tf.control_dependencies(self.towers[-1].last):
+        with tf.control_dependencies(before.last):
             return tf.nest.map_structure(delayed, batch)
 
     def average_gradients(self) -> GradientsAndVariables:
@@ -160,7 +161,7 @@ def average(replicas: Sequence[Replica], all_reduce: AllReduce, others: Sequence
 
 def towers_of(replicas: Sequence[Replica]) -> list[BuiltTower]:
     """Returns the towers of all replicas, in the order of their batches."""
-    return [tower for replica in replicas for tower in replica.towers]
+    return sorted((tower for replica in replicas for tower in replica.towers), key=lambda tower: tower.context.tower)
 
 
 def fingerprints(replicas: Sequence[Replica], all_reduce: AllReduce) -> tf.Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tower_train import errors
+from tower_train import errors, normalization
 from tower_train.config import Config
 from tower_train.examples import Examples, Tensors
 from tower_train.graph import class_weights, hard_examples, random_state, summaries
@@ -49,10 +49,13 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
 
         for tower, batch, position in zip(layout.towers, stream.batches, stream.positions, strict=True):
             replica = replicas[tower.replica]
-            if tower.waits:  # so that the activations of one batch at a time are in a device's memory
+            if tower.turn:  # so that the activations of one batch at a time are in a device's memory
                 batch, position = replica.after_last_tower((batch, position))
             draws = Draws(config.seed, position, layout.tower_batch, counters.examples_seen)
-            with replica.variables.tower(tower, seeded(config.seed)), context.enter_tower(tower.index, draws) as noted:
+            entered = context.enter_tower(
+                tower.index, draws, tower.turn, tf.nest.flatten(batch, expand_composites=True)
+            )
+            with replica.variables.tower(tower, seeded(config.seed)), entered as noted, normalization.over_towers():
                 outputs, loss_of_tower = tower_loss(workload, *batch, tf.as_dtype(config.dtype), of_classes)
                 if hard:
                     hard.add(outputs, batch[1])
@@ -89,7 +92,10 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
             random_numbers=_random_numbers(workload, stream, built, config.allow_stateful_random),
             compared=_compared(built, replicas[0].mean_grads),
             choice=hard and Choice(hard.pass_at, hard.choose(counters.examples_seen.read_value())),
-            notes=(*stream.notes, *class_weights.lines(of_classes, examples), *activation_notes(workload, outputs)),
+            notes=(
+                *stream.notes, *normalization.notes(built[0].context), *class_weights.lines(of_classes, examples),
+                *activation_notes(workload, outputs),
+            ),
         )  # fmt: skip
 
 
@@ -132,18 +138,20 @@ def _context(config: Config, layout: Layout, epochs_seen: tf.Tensor) -> Context:
     """Returns the context from which each tower's is made; its index is that of this worker's first tower."""
     return Context(
         tower=layout.first_tower,
-        synchronized_towers=len(layout.devices) * layout.num_workers if config.sync_batch_norm else 0,
+        towers=len(layout.devices) * layout.num_workers,
+        by_tower=config.batch_norm == "tower",
         epochs_seen=epochs_seen,
     )
 
 
 def _check_towers(workload: Workload, examples: Examples, config: Config, outputs: Tensors, tower: BuiltTower) -> None:
-    """Raises GraphError for too few outputs, ConfigError for --sync_batch_norm without a layer that it is for."""
+    """Raises GraphError for too few outputs, ConfigError for --elastic with normalisation over all towers."""
     check_classes(workload, examples, outputs, workload.loss)
-    if config.sync_batch_norm and not any(statistic.is_averaged for statistic in tower.context.statistics):
+    if config.elastic and config.batch_norm == "global" and tower.context.normalized:
         raise errors.ConfigError(
-            f"--sync_batch_norm: workload {workload.name} has no tower_train.layers.batch_normalization "
-            "that is trained. Leave the option out."
+            f"--elastic={config.elastic}: workload {workload.name} normalises batches "
+            f"({tower.context.normalized[0]}), which takes all towers at a time, and their number changes. Leave the "
+            "option out, or normalise by tower (--batch_norm=tower)."
         )
 
 
@@ -224,7 +232,7 @@ def _compared(built: Sequence[BuiltTower], mean_grads: GradientsAndVariables) ->
         gradients={variable.op.name: gradient for gradient, variable in mean_grads},
         of_loss=[gradient for gradient, _ in built[0].gradients],
         assigned={each.moving.op.name: each.value for each in statistics if not each.momentum},
-        normalizes=any(each.is_averaged for each in statistics),
+        normalizes=bool(built[0].context.normalized),
     )
 
 

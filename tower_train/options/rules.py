@@ -21,12 +21,6 @@ def check_config(config: Options) -> None:
         raise errors.ConfigError(
             f"--check_towers={config.check_towers[:100]}: it must be auto, never, or a number from 2 to 64."
         )
-    if config.sync_batch_norm and (config.accumulate_steps > 1 or config.elastic):
-        other = f"--elastic={config.elastic}" if config.elastic else f"--accumulate_steps={config.accumulate_steps}"
-        raise errors.ConfigError(
-            f"--sync_batch_norm and {other} exclude each other: batches that come one after the other cannot share "
-            "statistics. Leave one of them out."
-        )
     needed = {"piecewise": "lr_boundaries", "points": "lr_points"}.get(config.lr_schedule)
     if needed and getattr(config, needed) is None:
         raise errors.ConfigError(f"--lr_schedule={config.lr_schedule} needs --{needed}. Give that too.")

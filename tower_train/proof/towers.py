@@ -1,7 +1,7 @@
 """Shows on a run's own network that its towers are one: a few small steps with one tower and with several.
 
-The steps are on the first examples of the run, on the host, in float64 if the network follows --dtype. Batch
-normalisation is computed synchronised in both, since it differs by tower otherwise, by design.
+The steps are on the first examples of the run, on the host, in float64 if the network follows --dtype. With
+--batch_norm=tower towers differ by design: then two comparisons tell by how much, and that nothing else does.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from tower_train.config import Config
 from tower_train.console import ProgressBar, say
 from tower_train.examples import Examples
 from tower_train.graph.record import TrainingGraph
-from tower_train.proof import normalization, operations
+from tower_train.proof import operations
 from tower_train.proof.rounding import EACH, MOST_NOISE, SEEDS, epsilon, explained, few_roundings, least_exact, rounded
 from tower_train.proof.trial import LOSS, Begun, Gap, Trial, earliest, gaps_after
 from tower_train.workload import Workload
@@ -38,8 +38,10 @@ class Outcome:
       towers, steps, examples: how many were compared; examples are those of a step.
       dtype: of the arithmetic on the way from the weights to the loss.
       gap: the largest relative difference, or the first that is more than rounding.
-      normalizes: whether batch normalisation was synchronised for it.
+      normalizes: whether batches are normalised, for this over all towers.
+      turns: batches of a tower, one after the other, which are normalised each by itself; else 1.
       seconds: that it took.
+      by_tower: the largest difference with --batch_norm=tower, if that is how the run trains.
       differs: what differs, and where that begins; empty if nothing does.
       undecided: why nothing can be told; empty if something can.
       not_float64: the error that float64 meets; empty if there is none.
@@ -51,7 +53,9 @@ class Outcome:
     dtype: str
     gap: Gap
     normalizes: bool
+    turns: int
     seconds: float
+    by_tower: Gap | None = None
     differs: str = ""
     undecided: str = ""
     not_float64: str = ""
@@ -65,10 +69,17 @@ class Outcome:
         if self.undecided:
             return f"*** towers: {self.undecided}{why}"
         about = f"{self.steps} steps of {self.examples} examples, {self.dtype}"
-        if self.normalizes:
-            about += ", batch normalisation over all towers"
-        secs = f"{self.seconds:.1f} s"
-        return f"towers:   {self.towers} equal 1 on this network to {self.relative:.0e} ({about}; {secs}){why}"
+        if self.normalizes and not self.by_tower:
+            about += f", batch normalisation over all towers{' turn by turn' if self.turns > 1 else ''}"
+        about, count = f"({about}; {self.seconds:.1f} s){why}", self.towers // self.turns
+        if self.by_tower:
+            return (
+                f"*** towers: {count} are not 1 with --batch_norm=tower: {self.by_tower.name} differs by "
+                f"{self.by_tower.of_largest:.0e} on this network, and by {self.relative:.0e} with "
+                f"--batch_norm=global {about}"
+            )
+        one = f"1, each with {self.turns} batches in turn," if self.turns > 1 else "1"
+        return f"towers:   {count} equal {one} on this network to {self.relative:.0e} {about}"
 
     @property
     def relative(self) -> float:
@@ -79,6 +90,8 @@ class Outcome:
         """The entry in run.json."""
         about = dataclasses.asdict(self) | {"differs": self.differs or None}
         gap, relative = about.pop("gap"), self.relative if math.isfinite(self.relative) else None
+        if self.by_tower:
+            about["by_tower"] = {"of": self.by_tower.name, "relative": self.by_tower.of_largest}
         return about | {"largest_difference": {"of": gap["name"], "step": gap["step"], "relative": relative}}
 
 
@@ -118,12 +131,15 @@ def compare_towers(workload: Workload, examples: Examples, config: Config, graph
     began = time.perf_counter()
     is_large = _is_large(graph)
     steps = 2 if is_large else 3
-    has_moments = normalization.first_in(graph.graph, graph.layout.tower_batch) is not None
-    normalizes = graph.compared.normalizes or has_moments
+    normalizes = graph.compared.normalizes
     # Batch statistics of two examples magnify roundings beyond measure.
     each = min((2 if workload.mix else 1) if is_large and not normalizes else EACH, graph.layout.tower_batch)
-    each = max(each, 2) if has_moments else each  # fused normalisation of one example looks like that of layers
-    several, one = _configs(config, graph, normalizes, each)
+    several, one = _configs(config, graph, each)
+    if one == several:
+        return (
+            f"*** towers: nothing to compare: there is one, whose {config.accumulate_steps} batches of a step are "
+            "normalised each by itself, which one batch of all is not"
+        )
     examples = _at_hand(examples, steps * several.global_batch)
     refusals: list[Exception] = _beyond_memory(graph)
     for dtype in dict.fromkeys(["float64", "float32", config.dtype][len(refusals) :]):
@@ -131,11 +147,14 @@ def compare_towers(workload: Workload, examples: Examples, config: Config, graph
             with ProgressBar(_columns, total=2 + 3 * steps) as bar:
                 trials = []
                 for small in (one, several):
-                    whole = normalization.over_all_towers(small.num_gpus) if has_moments else contextlib.nullcontext()
-                    with whole:
-                        trials.append(Trial(workload, examples, dataclasses.replace(small, dtype=dtype), bar))
+                    trials.append(Trial(workload, examples, dataclasses.replace(small, dtype=dtype), bar))
                     _announce(several, time.perf_counter() - began, trials)
-                outcome = _compared(*trials, steps, normalizes)
+                outcome = _compared(*trials, steps, normalizes, one.accumulate_steps)
+                if config.batch_norm == "tower" and normalizes and not outcome.differs:
+                    small = dataclasses.replace(several, dtype=dtype, batch_norm="tower")
+                    outcome = dataclasses.replace(
+                        outcome, by_tower=_largest(trials[0], Trial(workload, examples, small, bar), steps)
+                    )
             break
         except Exception as error:  # whatever the network raises for small batches, or TensorFlow in another dtype
             refusals.append(error)
@@ -190,27 +209,29 @@ def _announce(several: Config, seconds: float, trials: Sequence[Trial]) -> None:
         say(f"towers:   comparing {count} with 1, for about {remaining:.0f} s (--check_towers=never leaves it out)")
 
 
-def _configs(config: Config, graph: TrainingGraph, normalizes: bool, each: int) -> tuple[Config, Config]:
-    """Returns the options of a small training with several towers of `each` examples, and those of one tower."""
+def _configs(config: Config, graph: TrainingGraph, each: int) -> tuple[Config, Config]:
+    """Returns the options of a small training with several towers of `each` examples, and those of one tower.
+
+    Towers take batches in turn as in the run. If these are normalised, each by itself, the one tower has as many.
+    """
     layout = graph.layout
-    devices = len(layout.devices) * layout.num_workers
-    batches = 1 if normalizes else min(config.accumulate_steps, _MOST_BATCHES)  # batches in turn share no statistics
+    devices, batches = len(layout.devices) * layout.num_workers, min(config.accumulate_steps, _MOST_BATCHES)
     if config.check_towers != "auto":
         devices, batches = int(config.check_towers), 1
-    elif normalizes and devices == 1:
-        devices = min(config.accumulate_steps, _MOST_DEVICES)
     devices = min(devices, _MOST_DEVICES) if config.check_towers == "auto" else devices
+    turns = batches if graph.compared.normalizes else 1
     mirrored = devices > 1 and (config.variable_update == "mirrored" or layout.num_workers > 1)
     several = dataclasses.replace(
         config, device="cpu", num_gpus=devices, gpus=None, batch_size=each, global_batch_size=None,
         accumulate_steps=batches, variable_update="mirrored" if mirrored else "cpu", all_reduce=None,
         check_mirrors_every_steps=0, augment_on="auto", worker_hosts=None, task_index=None,
-        elastic=None, wait_for_workers=False, sync_batch_norm=graph.compared.normalizes, summary_every_steps=0,
+        elastic=None, wait_for_workers=False, batch_norm="global", summary_every_steps=0,
         stall_timeout_secs=0, keep_hardest=None,
     )  # fmt: skip
     one = dataclasses.replace(
-        several, num_gpus=1, accumulate_steps=1, variable_update="cpu", batch_size=each * devices * batches
-    )
+        several, num_gpus=1, accumulate_steps=turns, variable_update="cpu",
+        batch_size=each * devices * batches // turns,
+    )  # fmt: skip
     return several, one
 
 
@@ -228,14 +249,20 @@ def _at_hand(examples: Examples, count: int) -> Examples:
     return dataclasses.replace(examples, elements=None, of_worker=None, open=lambda: fetch)
 
 
-def _compared(one: Trial, many: Trial, steps: int, normalizes: bool) -> Outcome:
+def _largest(one: Trial, other: Trial, steps: int) -> Gap:
+    """Returns the largest gap of two trainings, relative to the numbers of its kind."""
+    with one.begun() as first, other.begun() as others:
+        return max(_train(first, others, steps)[0], key=lambda gap: gap.of_largest)
+
+
+def _compared(one: Trial, many: Trial, steps: int, normalizes: bool, turns: int) -> Outcome:
     dtype = least_exact(one.built.compared.losses[:1], [v.handle.op for v in one.weights.values()]).dtype
     rounding = epsilon(np.dtype(dtype.as_numpy_dtype))
     with one.begun() as first, many.begun() as others:
         gaps, of_resumed = _train(first, others, steps, resumes=True)
     largest = max(gaps, key=lambda gap: gap.of_largest)
     size = many.built.layout.global_batch
-    outcome = Outcome(many.towers, steps, size, dtype.name, largest, normalizes, 0.0)
+    outcome = Outcome(many.towers, steps, size, dtype.name, largest, normalizes, turns, 0.0)
     if not first.is_finite:
         why = f"nothing to compare: the loss of {size} examples is not finite, or its gradients"
         return dataclasses.replace(outcome, undecided=why)

@@ -12,11 +12,9 @@ from tower_train.config import Config
 from tower_train.console import enumeration
 from tower_train.examples import DataRequest, Examples
 from tower_train.graph import elements, schedule
-from tower_train.graph.random_state import line_of
 from tower_train.graph.record import TrainingGraph
 from tower_train.graph.training import training_graph
 from tower_train.options import as_text
-from tower_train.proof import normalization
 from tower_train.proof.towers import compare_towers
 from tower_train.run import choices, data_check, messages
 from tower_train.run.evaluations import Evaluations
@@ -90,7 +88,6 @@ def prepare(
     _check_elastic(examples, config)
     config, notes = choices.resolve(config, before.get("config", {}), placed)
     graph = training_graph(workload, examples, config, placed)
-    _check_synchronized(config, workload, graph)
     options = dataclasses.asdict(config) | {"workload": path}
     run_json = manifest.describe(
         workload, examples, options, config.global_batch, placed.names, graph.saved.num_parameters,
@@ -156,16 +153,6 @@ def _check_elastic(examples: Examples, config: Config) -> None:
         raise errors.ConfigError(
             f"--elastic={config.elastic}: {examples.name} comes in an order of its own, in which each worker has a "
             "place that no other number of workers can go on from. Leave the option out, or fetch the data by index."
-        )
-
-
-def _check_synchronized(config: Config, workload: Workload, graph: TrainingGraph) -> None:
-    """Raises ConfigError if --sync_batch_norm does not reach all batch normalisation of the network."""
-    if config.sync_batch_norm and (left := normalization.first_in(graph.graph)):
-        raise errors.ConfigError(
-            f"--sync_batch_norm: workload {workload.name} has other batch normalisation, which would stay by tower: "
-            f"{left.type} ({line_of(left)}). Use tower_train.layers.batch_normalization, in a Keras network "
-            "BatchNormalization over the last axis."
         )
 
 

@@ -133,6 +133,8 @@ def _compared(before: dict, now: dict, workload_options: Options | None):
         yield "same", name.replace("_", " "), old, now[name]
     drawn = [start.get("random_numbers", {}).get("by_example") for start in (before, now)]
     yield "same", "what draws by example", *(", ".join(map(str, names or ["nothing"])) for names in drawn)
+    if (over_towers := before.get("config", {}).get("sync_batch_norm")) is not None:  # before --batch_norm
+        yield "note", "--batch_norm", "global" if over_towers else "tower", now["config"]["batch_norm"]
     for part, options in (("config", Config), ("workload_options", workload_options)):
         for field in dataclasses.fields(options) if options else ():
             rule, old = field.metadata["resume"], before.get(part, {})

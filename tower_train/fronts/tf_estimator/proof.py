@@ -17,7 +17,6 @@ from tower_train.fronts.tf_estimator import inputs
 from tower_train.fronts.tf_estimator.tower_estimator import TRAIN, Estimator
 from tower_train.fronts.tf_estimator.training import NonFiniteLossError
 from tower_train.proof import rounding
-from tower_train.proof.normalization import is_over_batch
 from tower_train.proof.rounding import EACH, STEPS
 from tower_train.proof.trial import assign
 
@@ -110,7 +109,7 @@ class _Variables(v1.train.SessionRunHook):
     def begin(self):
         self._variables = {v.op.name: v for v in v1.global_variables() if v.dtype.base_dtype != tf.string}
         self.weights = {v.op.name for v in v1.trainable_variables()}
-        self.normalizes = any(map(is_over_batch, v1.get_default_graph().get_operations()))
+        self.normalizes = any(map(_is_over_batch, v1.get_default_graph().get_operations()))
         summaries = [each.op for each in v1.get_collection(v1.GraphKeys.SUMMARIES) if each.op.name.startswith("loss")]
         losses = [op.inputs[1] for op in summaries if op.type == "ScalarSummary"]  # loss_1, if an op is called loss
         weights = [v.handle.op if hasattr(v, "handle") else v.op for v in v1.trainable_variables()]
@@ -122,3 +121,14 @@ class _Variables(v1.train.SessionRunHook):
 
     def end(self, session):
         self.last = {name: self.as_exact(value) for name, value in session.run(self._variables).items()}
+
+
+def _is_over_batch(op: tf.Operation) -> bool:
+    """Returns whether an operation computes moments over its batch."""
+    if op.type.startswith("FusedBatchNorm") and "Grad" not in op.type:  # of layer normalisation, rows are elsewhere
+        return op.get_attr("is_training") and op.inputs[0].shape[0] != 1
+    if op.type != "SquaredDifference" or op.inputs[1].op.type != "StopGradient":
+        return False
+    mean = op.inputs[1].op.inputs[0].op
+    axes = tf.get_static_value(mean.inputs[1]) if mean.type == "Mean" else None
+    return axes is not None and 0 in axes.reshape(-1)

@@ -1,0 +1,73 @@
+"""The axis of a tower's examples, against TensorFlow's own inference of shapes for a batch of unknown size."""
+
+import pytest
+import tensorflow as tf
+
+from tower_train.graph.batch_axis import batch_axis
+
+v1 = tf.compat.v1
+BATCH = LENGTH = 6  # of as many steps as examples, so that sizes do not tell
+CHANGES = {
+    "elementwise": lambda x: tf.nn.relu(x) + tf.ones([5]),
+    "time first": lambda x: tf.transpose(x, [1, 0, 2]),
+    "channels first": lambda x: tf.transpose(x, [2, 1, 0]) * 2,
+    "added": lambda x: tf.transpose(x, [1, 0, 2]) + x[:, 0],
+    "to one row": lambda x: tf.reduce_max(x, 1),
+    "to one row, kept": lambda x: tf.reduce_mean(tf.transpose(x, [1, 0, 2]), [0], keepdims=True),
+    "dense": lambda x: tf.tensordot(x, tf.ones([5, 4]), 1),
+    "by einsum": lambda x: tf.einsum("btf,fg->tbg", x, tf.ones([5, 4])),
+    "attention": lambda x: tf.matmul(x, x, transpose_b=True),
+    "convolution": lambda x: tf.nn.conv1d(x, tf.ones([3, 5, 2]), 1, "SAME"),
+    "joined": lambda x: tf.concat([x, x], 1),
+    "joined last": lambda x: tf.concat([tf.transpose(x, [1, 0, 2])] * 2, -1),
+    "stacked": lambda x: tf.stack([x, x]),
+    "stacked last": lambda x: tf.stack([x, x], -1),
+    "one step": lambda x: x[:, 0],
+    "one channel": lambda x: x[..., 0],
+    "a new axis": lambda x: x[tf.newaxis, :, 1:3],
+    "a new axis between": lambda x: tf.expand_dims(x, -1)[:, tf.newaxis, 2],
+    "squeezed": lambda x: tf.squeeze(tf.expand_dims(tf.transpose(x, [1, 0, 2]), 0), 0),
+    "flat": lambda x: tf.reshape(x, [-1, LENGTH * 5]),
+    "with heads": lambda x: tf.reshape(tf.transpose(x, [1, 0, 2]), [LENGTH, -1, 5, 1]),
+    "gathered": lambda x: tf.gather(x, [1, 0], axis=2),
+    "embedded": lambda x: tf.gather(tf.ones([9, 3]), tf.cast(x[..., 0], tf.int32)),
+    "unpacked": lambda x: tf.unstack(x, LENGTH, axis=1)[2],
+    "padded": lambda x: tf.pad(x, [[0, 0], [1, 1], [0, 0]]),
+    "of the weights": lambda x: tf.ones([6, 6]) @ tf.ones([6, 6]),
+    "a covariance": lambda x: tf.matmul(x[:, 0], x[:, 0], transpose_a=True),
+    "its mean": lambda x: tf.reduce_mean(x, 0),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_the_axis_is_that_of_unknown_size(change):
+    with tf.Graph().as_default():
+        unknown = change(v1.placeholder(tf.float32, [None, LENGTH, 5])).shape.as_list()
+        inputs = v1.placeholder(tf.float32, [BATCH, LENGTH, 5])
+        found = batch_axis(change(inputs), BATCH, {inputs.name: 0})
+    assert found == (unknown.index(None) if None in unknown else None)
+
+
+def test_rows_of_all_examples_and_single_examples():
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [4, 6, 5])
+        known = {x.name: 0}
+        assert batch_axis(tf.reshape(x, [24, 5]), 4, known) == 0
+        assert batch_axis(tf.reshape(tf.transpose(x, [1, 0, 2]), [24, 5]), 4, known) == 0
+        assert batch_axis(tf.reshape(x, [1, 4, 30, 1]), 4, known) == 1  # as Keras 2 normalises layers
+        assert batch_axis(x[1], 4, known) is None and batch_axis(x[:2], 4, known) is None
+        assert batch_axis(tf.unstack(x)[1], 4, known) is None and batch_axis(tf.gather(x, 1), 4, known) is None
+
+
+def test_a_deep_network_and_a_loop_of_tensorflow_1_are_followed():
+    with tf.Graph().as_default():
+        x = y = v1.placeholder(tf.float32, [4, 5])
+        for _ in range(1200):
+            y = y + 1
+        assert batch_axis(y, 4, {x.name: 0}) == 0
+        v1.disable_control_flow_v2()
+        try:
+            _, z = v1.while_loop(lambda i, z: i < 3, lambda i, z: (i + 1, z * x), [0, x])
+        finally:
+            v1.enable_control_flow_v2()
+        assert batch_axis(z, 4, {x.name: 0}) == 0
