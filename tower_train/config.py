@@ -304,10 +304,12 @@ class Config(DeviceOptions):
         "average, else 0)", FAULTS, allowed="at least 0",
     )  # fmt: skip
 
-    log_every_steps: int | None = option(
-        None, "steps between records in metrics.jsonl and log lines (10; of which the lines grow sparser in long runs, "
-        "and more so beside the bar of a terminal)", REPORTS, allowed="at least 1",
-    )  # fmt: skip
+    log_every_steps: int = option(
+        10,
+        "steps between log lines, with a record in metrics.jsonl each; the last step of a start has one too",
+        REPORTS,
+        allowed="at least 1",
+    )
     summary_every_steps: int = option(
         100, "steps between histograms and images for TensorBoard; 0: none", REPORTS, allowed="at least 0"
     )

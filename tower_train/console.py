@@ -1,10 +1,13 @@
-"""All output for people: lines on standard output or standard error, and progress bars below them.
+"""All output for people: through the logger `tower_train`, with progress bars below.
 
-A full disk or a closed pipe behind them does not end a run. No TensorFlow here.
+Its handler prints, lines on standard output and notices on standard error. A program silences it by
+`logging.getLogger("tower_train").setLevel(logging.WARNING)`, or gives it other handlers. A full disk or a closed pipe
+behind it does not end a run. No TensorFlow here.
 """
 
 import argparse
 import contextlib
+import logging
 import os
 import sys
 import weakref
@@ -13,18 +16,31 @@ from typing import Any, TextIO
 
 from tower_train import host
 
+_LOGGER = logging.getLogger("tower_train")
 _noticed = weakref.WeakValueDictionary()  # {id: what a notice_once was about}
 _bars: list["ProgressBar"] = []  # on a terminal now, the innermost last
 
 
 def say(*lines: str) -> None:
-    """Prints lines on standard output, above the progress bar if there is one."""
-    _print(sys.stdout, lines)
+    """Logs lines; they are printed on standard output, above the progress bar if there is one."""
+    for line in lines:
+        _LOGGER.info("%s", line)
 
 
 def notice(text: str) -> None:
-    """Prints one line on standard error, for the person who started the program, whatever its output is for."""
-    _print(sys.stderr, [f"tower_train: {text}"])
+    """Logs a warning for the person who started the program; it is printed on standard error, whatever the program's
+    output is for."""
+    _LOGGER.warning("%s", text)
+
+
+class _Printer(logging.Handler):
+    """Prints, on the standard streams of the moment."""
+
+    def emit(self, record):
+        if record.levelno < logging.WARNING:
+            _print(sys.stdout, record.getMessage())
+        else:
+            _print(sys.stderr, f"{_LOGGER.name}: {record.getMessage()}")
 
 
 def notice_once(about: Any, text: str) -> None:
@@ -34,15 +50,21 @@ def notice_once(about: Any, text: str) -> None:
         notice(text)
 
 
-def _print(stream: TextIO, lines) -> None:
+def _print(stream: TextIO, text: str) -> None:
     encoding = getattr(stream, "encoding", None) or "utf-8"
     # Paths may hold undecodable bytes, and names letters that a terminal lacks.
-    text = "\n".join(lines).encode(encoding, "backslashreplace").decode(encoding)
+    text = text.encode(encoding, "backslashreplace").decode(encoding)
     with contextlib.suppress(OSError):
         if _bars and stream.isatty():
             _bars[-1].print_above(text)
         else:
             print(text, file=stream, flush=True)
+
+
+if not _LOGGER.handlers:  # else the program has given it some already
+    _LOGGER.addHandler(_Printer())
+    _LOGGER.setLevel(logging.INFO)
+    _LOGGER.propagate = False  # or lines would be there twice, once a program sets up the root logger
 
 
 def enumeration(names: Sequence[str], most: int) -> str:

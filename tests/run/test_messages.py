@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import itertools
+import logging
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ import pytest
 import tensorflow as tf
 import toy_workload
 
+from tower_train import Config, train
 from tower_train.graph import transfer
 from tower_train.inference import evaluator
 from tower_train.run import actions, messages
@@ -119,13 +121,13 @@ def test_examples_per_sec_covers_the_steps_of_all_towers_since_the_last_line_and
 
     monkeypatch.setattr(evaluator.Evaluator, "evaluate", slow)
     jobs.train_toy(tmp_path, [Passing(lambda step: 0.5)], max_steps=2, log_every_steps=4)
-    # Steps 3 and 4 take 1/4 s, then 1/2 s, then 1 s: 2 + 4 + 4 steps of 16 examples.
+    # Two steps of 1/2 s; then two of 1/4 s, four of 1/2 s, six of 1 s, each of 16 examples.
     hook = Passing(lambda step: 0.25 if step <= 2 else 0.5 if step <= 6 else 1.0)
     result = jobs.train_toy(tmp_path, [hook], max_steps=14, log_every_steps=4, eval_every_steps=6)
     assert clock.seconds >= 3000
     records = jobs.metrics(tmp_path)
-    assert [record["examples_per_sec"] for record in records] == [64.0, 32.0, 16.0]
-    assert [record["sec_per_batch"] for record in records] == [0.125, 0.25, 0.5]
+    assert [record["examples_per_sec"] for record in records] == [32.0, 64.0, 32.0, 16.0, 16.0]
+    assert [record["sec_per_batch"] for record in records] == [0.25, 0.125, 0.25, 0.5, 0.5]
     # The first step, which also prepares the graph, does not count: 11 steps in 1/4 + 2 + 6 seconds.
     assert result.examples_per_sec == pytest.approx(11 * 16 / 8.25)
     assert result.training_secs == pytest.approx(8.5)
@@ -146,11 +148,31 @@ def test_the_share_of_time_that_waits_for_input_is_told_with_advice_once(tmp_pat
     assert [messages.slow_input({"devices": [name]}) for name in ("GPU 0 (A)", "logical CPU device 0")] == [0.05, 0.3]
 
 
-def test_lines_of_a_long_run_grow_sparser_but_its_metrics_do_not(tmp_path, capsys):
-    jobs.train_toy(tmp_path / "long", max_steps=1250, log_every_steps=None, save_every_steps=0)
-    every_ten = [*range(10, 1000, 10), *range(1000, 1251, 100)]
-    assert [int(line["step"]) for line in log_lines(capsys.readouterr().out)] == every_ten
-    assert [record["step"] for record in jobs.metrics(tmp_path / "long")] == [*range(10, 1251, 10)]
+def test_there_is_a_line_every_ten_steps_and_one_of_the_last_step_of_a_start(tmp_path, capsys):
+    """Also of a resumed start of few steps, and of one that ends early."""
+    options = dict(log_every_steps=10, save_every_steps=0)
+    for last_step, expected in ((1023, [*range(10, 1021, 10), 1023]), (1029, [1029])):
+        jobs.train_toy(tmp_path / "long", max_steps=last_step, **options)
+        assert [int(line["step"]) for line in log_lines(capsys.readouterr().out)] == expected
+    assert [record["step"] for record in jobs.metrics(tmp_path / "long")] == [*range(10, 1021, 10), 1023, 1029]
+    result = jobs.train_toy(tmp_path / "short", max_steps=6, eval_every_steps=3, **options)
+    assert (result.history["step"], result.history["val_step"]) == ([6], [3, 6])
+    config = Config(train_dir=str(tmp_path / "ended"), max_steps=50, **(jobs.TOY | options))
+    train("toy_workload", config, after_step=lambda step, report: step == 3)
+    assert [record["step"] for record in jobs.metrics(tmp_path / "ended")] == [3]
+
+
+def test_lines_go_through_a_logger_that_a_program_silences_or_redirects(tmp_path, capsys, monkeypatch):
+    logger, file = logging.getLogger("tower_train"), tmp_path / "log"
+    logger.setLevel(logging.WARNING)
+    try:
+        jobs.train_toy(tmp_path / "silent", max_steps=10)
+    finally:
+        logger.setLevel(logging.INFO)
+    monkeypatch.setattr(logger, "handlers", [logging.FileHandler(file)])
+    jobs.train_toy(tmp_path / "redirected", max_steps=10, log_every_steps=10)
+    assert capsys.readouterr().out == ""
+    assert [int(line["step"]) for line in log_lines(file.read_text())] == [10]
 
 
 def test_on_a_terminal_there_are_log_lines_and_a_bar(tmp_path, monkeypatch):

@@ -21,7 +21,6 @@ from tower_train.run.watchdog import StepWatchdog
 from tower_train.run_dir import checkpoint, logs
 
 v1 = tf.compat.v1
-_LOG_EVERY_STEPS = 10  # as the original
 _MUCH_SECS = 1.0  # of waiting, from which advice is of use
 
 
@@ -44,6 +43,7 @@ class Running:
       is_over: whether no step follows.
       is_interrupted: whether a signal ended an evaluation.
       input_secs: that steps have waited for input.
+      report: of the last step; None before one.
     """
 
     start: Start
@@ -60,6 +60,7 @@ class Running:
     is_over: bool = False
     is_interrupted: bool = False
     input_secs: float = 0.0
+    report: StepReport | None = None
     _excluded_secs: float = 0.0
     _examples: int | None = None  # seen; of a resumed run known after its first step
 
@@ -83,6 +84,7 @@ class Running:
 
     def count(self, report: StepReport) -> None:
         """Counts a step that has ended."""
+        self.report = report
         self.step, self._ended, self._examples = int(report.step), self.now(), int(report.examples)
         if self._first_ended:  # the first step waits for the input to begin
             self.input_secs += float(report.input_secs)
@@ -181,13 +183,12 @@ class MirrorCheck(Action):
 
 
 class Log(Action):
-    """Writes a line, a metrics.jsonl record and an event every few steps, with examples/sec since the last ones; and
-    the summary of a step that made one."""
+    """Writes a line, a metrics.jsonl record and an event every few steps, as the original does, and of the last step;
+    and the summary of a step that made one."""
 
     def __init__(self, running: Running, bar: ProgressBar, metrics: logs.MetricsFile, writer: logs.EventWriter):
         self._running, self._graph = running, running.start.graph
-        chosen = running.start.config.log_every_steps
-        self._every_steps, self._are_all_shown = chosen or _LOG_EVERY_STEPS, chosen is not None
+        self._every_steps = running.start.config.log_every_steps
         self._bar, self._metrics, self._writer = bar, metrics, writer
         self._last_step, self._since, self._input_secs = running.start.steps_done, running.now(), 0.0
         self._has_advised = False
@@ -198,9 +199,16 @@ class Log(Action):
     def __call__(self, step, report):
         if report.summary:
             self._writer.add(step, summary=v1.Summary.FromString(report.summary))
-        if step % self._every_steps:
+        if step % self._every_steps == 0:
+            self._log(step, report)
+        else:
             self._bar.update(step)
-            return
+
+    def end(self, step):
+        if step != self._last_step:  # a short start, or one that a signal ended, has a line too
+            self._log(step, self._running.report)
+
+    def _log(self, step: int, report: StepReport) -> None:
         layout, now, loss = self._graph.layout, self._running.now(), float(report.loss)
         seconds, steps = now - self._since, step - self._last_step
         self._last_step, self._since = step, now
@@ -209,8 +217,7 @@ class Log(Action):
         input_share = (self._running.input_secs - self._input_secs) / seconds
         self._input_secs = self._running.input_secs
         is_slow = input_share >= messages.slow_input(self._running.start.run_json)
-        if self._is_shown(step):
-            say(messages.step_line(step, loss, examples_per_sec, sec_per_batch, input_share if is_slow else None))
+        say(messages.step_line(step, loss, examples_per_sec, sec_per_batch, input_share if is_slow else None))
         if is_slow and self._input_secs > _MUCH_SECS and not self._has_advised:
             self._has_advised = True
             say(messages.input_advice(input_share, self._running.start.run_json))
@@ -235,12 +242,6 @@ class Log(Action):
             self._running.user_hooks.on_log(record)
         losses = {"total_loss": loss, "loss": float(report.data_loss)}
         logs.add_scalars(self._writer, losses | rates, step)
-
-    def _is_shown(self, step: int) -> bool:
-        """Returns whether a line is printed: if the user has not chosen --log_every_steps, numbers of lines with few
-        digits that are no zeros, so that a long run prints a few hundred lines, and beside a bar a few dozen."""
-        number, digits = step // self._every_steps, 1 if self._bar.is_shown else 2
-        return self._are_all_shown or number % 10 ** max(len(str(number)) - digits, 0) == 0
 
 
 class Profile(Action):
