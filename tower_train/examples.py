@@ -91,6 +91,15 @@ class Examples:
         if self.labels is not None:
             self.check_labels(self.labels)
 
+    @property
+    def class_counts(self) -> list[int] | None:
+        """How many examples each class has, if there are names of classes and all labels are at hand."""
+        if self.labels is None or not self.class_names:
+            return None
+        is_one = self.labels.ndim == 1  # not of several at once
+        return np.asarray(np.bincount(self.labels, minlength=len(self.class_names)) if is_one else
+                          self.labels.sum(axis=0, dtype=np.int64)).tolist()  # fmt: skip
+
     def check_labels(self, labels: np.ndarray) -> None:
         """Raises DataError if there are class_names and labels are not of these classes."""
         if self.class_names:
@@ -173,7 +182,7 @@ class Examples:
                 of_worker=None,
                 labels=None,
             )
-        return self._subset(np.sort(np.random.default_rng(0).choice(self.num_examples, count, replace=False)))
+        return self.subset(np.sort(np.random.default_rng(0).choice(self.num_examples, count, replace=False)))
 
     def set_aside(self, fraction: float, seed: int) -> tuple["Examples", "Examples"]:
         """Returns (the rest, the examples set aside), a seeded choice that depends on nothing else.
@@ -189,13 +198,13 @@ class Examples:
                 + (", and let the workload itself give validation examples." if self.elements else ".")
             )
         order = np.random.default_rng(seed).permutation(self.num_examples)
-        kept, aside = (self._subset(np.sort(chosen)) for chosen in (order[count:], order[:count]))
+        kept, aside = (self.subset(np.sort(chosen)) for chosen in (order[count:], order[:count]))
         return (
             dataclasses.replace(kept, fingerprint=f"{self.fingerprint} less {fraction:g}"),
             dataclasses.replace(aside, name=f"{self.name}, validation"),
         )
 
-    def _subset(self, chosen: np.ndarray) -> "Examples":
+    def subset(self, chosen: np.ndarray) -> "Examples":
         """Returns the examples at these indices, int64 [count]."""
 
         def open_subset():

@@ -58,6 +58,18 @@ class SavedRun:
         return function(newer)
 
 
+def directory_of(options: RunOptions) -> directory.RunDirectory:
+    """Returns the directory of a run; RunError if there is none."""
+    run_dir = directory.RunDirectory(options.train_dir)
+    run_dir.check_files()
+    if not run_dir.read(directory.RUN):
+        raise errors.RunError(
+            f"--train_dir={options.train_dir} holds no run: {directory.RUN} is missing. Give the directory that the "
+            "trainer names in its first lines."
+        )
+    return run_dir
+
+
 def read(
     options: RunOptions, workload: Workload | None = None, splits: Sequence[str] = (TEST, VALIDATION, TRAIN),
     of_one_view: bool = False,
@@ -74,14 +86,8 @@ def read(
       RunError: no run there, a damaged one, or one of another workload.
       ConfigError: options.dataset is none of the workload's.
     """
-    run_dir = directory.RunDirectory(options.train_dir)
-    run_dir.check_files()
+    run_dir = directory_of(options)
     run_json = run_dir.read(directory.RUN)
-    if not run_json:
-        raise errors.RunError(
-            f"--train_dir={options.train_dir} holds no run: {directory.RUN} is missing. Give the directory that the "
-            "trainer names in its first lines."
-        )
     config = run_json["config"]
     path = options.workload or config["workload"]
     if not (workload or path):

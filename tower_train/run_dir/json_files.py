@@ -18,6 +18,7 @@ _SCORE = {"step": int, "examples": int, "value": int | float}
 _FIELDS = {
     RUN: {
         "workload": str, "dataset": str, "data.name": str, "data.fingerprint?": str,
+        "data.class_names?": list,
         "config.workload": str | None, "config.data_dir": str | None, "config.seed": int, "config.dtype": _DTYPES,
         "config.ema": int | float, "config.deterministic?": bool,
         "config.tensor_float_32?": bool | None, "workload_options?": dict, "global_batch?": int,

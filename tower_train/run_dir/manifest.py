@@ -44,6 +44,7 @@ def describe(
             "fingerprint": examples.fingerprint,
             "notice": examples.notice,
             "class_names": list(examples.class_names),
+            "class_counts": examples.class_counts,
         },
         "config": {**options, "data_dir": data_dir},
         "workload_options": dataclasses.asdict(workload.options) if workload.options else {},

@@ -1,0 +1,57 @@
+"""python -m tower_train.report: a run as one HTML file."""
+
+import dataclasses
+import pathlib
+
+from tower_train import console, errors
+from tower_train.config import RunOptions
+from tower_train.options import DATA, RUN, Options, command_line, option
+
+USAGE = """
+Writes a run, also one that trains, as one HTML file for any browser, without network: python -m tower_train.report
+[options] TRAIN_DIR
+
+It has the results, curves, confusion matrix, the examples of the highest losses, data, the comparison of towers,
+options and environment, and replaces TRAIN_DIR/report.html.
+
+Exit status: 0 done, 2 an option or a file is wrong.
+"""
+_HARD = 12  # examples
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportOptions(Options):
+    """Options of `python -m tower_train.report`."""
+
+    out: str | None = option(None, "the file to write (TRAIN_DIR/report.html)", RUN)
+    workload: str | None = option(None, "network and data, as an import path (the run's own)", DATA)
+    data_dir: str | None = option(None, "directory of the data (the run's own)", DATA)
+
+
+def main(argv) -> int:
+    options = command_line.parse(argv, ReportOptions, USAGE, files=(train_dirs := []))
+    if len(train_dirs) != 1:
+        raise errors.ConfigError("Name one run: its directory, as the trainer names it in its first lines.")
+    console.quiet_tensorflow()
+    from tower_train.examples import TEST, TRAIN, VALIDATION
+    from tower_train.inference import hardest, html_report, saved_run
+
+    run_options = RunOptions(train_dir=train_dirs[0], workload=options.workload, data_dir=options.data_dir)
+    run_dir = saved_run.directory_of(run_options)
+    try:
+        run = saved_run.read(run_options, splits=(VALIDATION, TEST, TRAIN))
+        looked_at, hard = hardest.hardest(run, _HARD)
+        found = looked_at, run.examples.name, hard
+    except errors.UserError as error:  # no checkpoint yet, no data here: the rest can be told
+        found = f"Not known: {error}"
+    path = pathlib.Path(options.out or run_dir.path / "report.html")
+    try:
+        path.write_text(html_report.render(run_dir, found), encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise errors.ConfigError(f"{path} cannot be written: {error.strerror}. Name another with --out.") from None
+    console.say(f"Written:  {path.absolute()}")
+    return 0
+
+
+if __name__ == "__main__":
+    command_line.run(main)
