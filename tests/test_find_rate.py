@@ -63,5 +63,7 @@ def test_the_command_draws_and_suggests_and_refuses_what_never_learns(tmp_path, 
 
 def test_options_of_other_processes_and_of_epochs_are_refused():
     for name in ("worker_hosts", "epochs"):
-        with pytest.raises(errors.ConfigError, match=f"--{name}: a range test is of one process, and counts steps"):
+        with pytest.raises(
+            errors.ConfigError, match=f"--{name}: a range test is of one process and seed, and counts steps"
+        ):
             find_rate.check_options(["--num_gpus=2", f"--{name}=2"])

@@ -49,7 +49,9 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict]:
             f"--workload={path} has an option --{taken[0]}, as the trainer has. Give it another name."
         )
     values = command_line.parse_values(argv, trainers | fields, known_only=command_line.asks_for_help(argv))
-    recipe = values.pop("recipe", None)
+    recipe, seeds = values.pop("recipe", None), values.pop("seeds", None)
+    if seeds and "seed" in values:
+        raise errors.ConfigError("--seed and --seeds exclude each other. Give one of them.")
     chosen = {name: values.pop(name) for name in fields if name in values}
     if recipe is not None:
         chosen = workload.recipe_options(recipe, chosen)
@@ -68,6 +70,7 @@ def _recipes(workload) -> str:
 
 def main(argv: Sequence[str]) -> int:
     config, workload_options = parse(argv)
+    seeds = command_line.parse_values(argv, command_line.fields_of(RecipeOptions), known_only=True).get("seeds")
     from tower_train.run.train import train
 
     def if_stuck(error: errors.WorkerError) -> None:
@@ -77,8 +80,15 @@ def main(argv: Sequence[str]) -> int:
             console.notice(f"{error}\nStarting again, {then}.")
             start_again(error.environment)
 
+    def train_one(config: Config):
+        return train(config.workload, config, workload_options=workload_options, if_stuck=if_stuck)
+
     try:
-        result = train(config.workload, config, workload_options=workload_options, if_stuck=if_stuck)
+        if seeds:
+            from tower_train.run.seeds import train_each
+
+            return train_each(seeds, config, config.workload.rpartition(".")[2], train_one)
+        result = train_one(config)
     except errors.WorkerError as error:
         if_stuck(error)
         raise

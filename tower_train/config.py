@@ -377,6 +377,10 @@ class RecipeOptions(Options):
         None, "name of one of the workload's recipes: a network and its options, which the command line may change; "
         "--workload=NAME --help lists them", DATA,
     )  # fmt: skip
+    seeds: tuple[int, ...] | None = option(
+        None, "seeds, e.g. 0,1,2: trains with each in turn, in TRAIN_DIR/seed-0 and so on, and tells mean, deviation "
+        "and interval of the results", ARITHMETIC, allowed="at least 0",
+    )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -101,9 +101,11 @@ def has_diverged(losses: Sequence[float]) -> bool:
 
 def check_options(argv: Sequence[str]) -> None:
     """Raises ConfigError for options that a range test cannot follow."""
-    for name in ("worker_hosts", "task_index", "elastic", "epochs"):
+    for name in ("worker_hosts", "task_index", "elastic", "epochs", "seeds"):
         if any(word.lstrip("-").partition("=")[0] == name for word in argv):
-            raise errors.ConfigError(f"--{name}: a range test is of one process, and counts steps. Leave it out.")
+            raise errors.ConfigError(
+                f"--{name}: a range test is of one process and seed, and counts steps. Leave it out."
+            )
 
 
 def draw(rates: np.ndarray, losses: np.ndarray, rate: float, label: str) -> str:

@@ -69,7 +69,8 @@ def draw_curves(*train_dirs: str):
         from matplotlib.figure import Figure
     except ImportError:
         raise errors.ConfigError("Curves need matplotlib: pip install matplotlib.") from None
-    histories = [history(train_dir) for train_dir in train_dirs]
+    members = [[history(run) for run in runs_of(train_dir)] for train_dir in train_dirs]
+    histories = list(map(_mean, members))
     metrics = [name for lists in histories for name in lists if name.startswith(OF_EVALUATION)]
     metrics = [name for name in dict.fromkeys(metrics) if name not in ("val_loss", "val_step", "val_epoch")]
     panels = ["loss", *metrics[: _MOST_PANELS - 1]]
@@ -79,6 +80,7 @@ def draw_curves(*train_dirs: str):
             for i, (label, train_dir) in enumerate(zip(labels(train_dirs), train_dirs, strict=True)):
                 about = _COLORS[i % len(_COLORS)], label, _split(train_dir)
                 _draw(axis, histories[i], name.removeprefix(OF_EVALUATION), *about)
+                _draw_bands(axis, members[i], name, _COLORS[i % len(_COLORS)])
             low, high = axis.dataLim.intervaly
             is_wide = name == "loss" and 0 < 100 * low < high
             axis.set(xlabel="epochs", ylabel=name.removeprefix(OF_EVALUATION), yscale="log" if is_wide else "linear")
@@ -134,12 +136,46 @@ def _draw(axis, lists: Mapping[str, list], name: str, color: str, label: str, sp
         axis.plot(lists["val_epoch"], values, color=color, marker=".", linewidth=1.6, label=f"{label}, {split}")
 
 
+def runs_of(train_dir: str) -> list[str]:
+    """Returns the runs of a directory: those of --seeds below it, else itself."""
+    seeds = [path.parent for path in pathlib.Path(train_dir).glob(f"seed-*/{json_files.METRICS}")]
+    if not seeds or pathlib.Path(train_dir, json_files.METRICS).exists():
+        return [train_dir]
+    return sorted(map(str, seeds), key=lambda seed: (len(seed), seed))
+
+
+def _mean(members: Sequence[Mapping[str, list]]) -> dict[str, list]:
+    """Returns the means of histories, as far as all go; a mean with an unknown value is unknown."""
+    if len(members) == 1:
+        return dict(members[0])
+    return {
+        name: [None if None in values else sum(values) / len(values) for values in _together(members, name)]
+        for name in members[0]
+        if all(name in lists for lists in members)
+    }
+
+
+def _together(members: Sequence[Mapping[str, list]], name: str) -> list[tuple]:
+    """Returns the values of several histories side by side."""
+    return list(zip(*(lists.get(name, []) for lists in members), strict=False))
+
+
+def _draw_bands(axis, members: Sequence[Mapping[str, list]], name: str, color: str) -> None:
+    """Fills from the lowest to the highest of several runs."""
+    for values, epochs in (("loss", "epoch"), ("val_loss", "val_epoch")) if name == "loss" else ((name, "val_epoch"),):
+        if len(members) > 1 and (each := [[y for y in ys if y is not None] for ys in _together(members, values)]):
+            low, high = ([chosen(ys, default=math.nan) for ys in each] for chosen in (min, max))
+            axis.fill_between(members[0][epochs][: len(each)], low, high, color=color, alpha=0.2, linewidth=0)
+
+
 def _differing(train_dirs: Sequence[str]) -> list[dict[str, str]]:
     """Returns for each run its options in which the runs differ, those that change what is learnt first."""
-    runs = [json_files.read(pathlib.Path(train_dir, json_files.RUN)) for train_dir in train_dirs]
+    runs = [json_files.read(pathlib.Path(runs_of(train_dir)[0], json_files.RUN)) for train_dir in train_dirs]
     options = [run.get("workload_options", {}) | run.get("config", {}) for run in runs]
     about = {name: field.metadata for name, field in Config.__dataclass_fields__.items()}
     unnamed = {"data_dir", *(name for name in about if about[name]["group"] in _NO_LABELS)}
+    if any(len(runs_of(train_dir)) > 1 for train_dir in train_dirs):
+        unnamed.add("seed")
     free = [name for name in about if about[name]["resume"] == "free"]
     names = [name for name in options[0] if name not in unnamed and len({str(o.get(name)) for o in options}) > 1]
     return [{name: f"{name}={each.get(name)}" for name in sorted(names, key=free.__contains__)} for each in options]
@@ -151,14 +187,16 @@ def labels(train_dirs: Sequence[str]) -> list[str]:
     texts = [", ".join(each.values()) for each in differing]
     if len(differing[0]) in (1, 2) and len(set(texts)) == len(texts):
         return texts
-    return [pathlib.Path(train_dir).absolute().name for train_dir in train_dirs]
+    counts = [len(runs_of(train_dir)) for train_dir in train_dirs]
+    names = [pathlib.Path(train_dir).absolute().name for train_dir in train_dirs]
+    return [f"{name}, {count} seeds" if count > 1 else name for name, count in zip(names, counts, strict=True)]
 
 
 def table(train_dirs: Sequence[str]) -> list[str]:
     """Returns lines: the options of each run if there are several, its last step, and last and best values."""
     differing, rows = _differing(train_dirs), [("run", "", "last", "lowest", "highest")]
-    for label, lists, train_dir in zip(labels(train_dirs), map(history, train_dirs), train_dirs, strict=True):
-        rows.append((label, "step", str(max(lists["step"] + lists.pop("val_step", []))), "", ""))
+    for label, lists, train_dir in zip(labels(train_dirs), map(_mean_of, train_dirs), train_dirs, strict=True):
+        rows.append((label, "step", f"{max(lists['step'] + lists.pop('val_step', [])):.0f}", "", ""))
         for name in [name for name in lists if name == "loss" or name.startswith(OF_EVALUATION)]:
             known = [value for value in lists[name] if value is not None]
             if name != "val_epoch" and known:
@@ -173,6 +211,10 @@ def table(train_dirs: Sequence[str]) -> list[str]:
     return (options if differing[0] else []) + lines
 
 
+def _mean_of(train_dir: str) -> dict[str, list]:
+    return _mean([history(run) for run in runs_of(train_dir)])
+
+
 def _split(train_dir: str) -> str:
     """Returns the split that evaluations of a run look at, by the folder of their event files."""
-    return "validation" if pathlib.Path(train_dir, "eval-validation").exists() else "test"
+    return "validation" if pathlib.Path(runs_of(train_dir)[0], "eval-validation").exists() else "test"

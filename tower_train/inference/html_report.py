@@ -28,8 +28,8 @@ th, td { padding: .15rem .6rem .15rem 0; font-size: .9rem; text-align: left; bor
 .grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(var(--least), 1fr)); gap: .8rem; }
 .grid > * { background: var(--panel); border-radius: 6px; padding: .5rem; font-size: .85rem; }
 .grid img { display: block; margin-bottom: .3rem; } svg text { font: 11px system-ui, sans-serif; }
-polyline { fill: none; stroke-linecap: round; } .first { stroke: var(--first); } .second { stroke: var(--second); stroke-width: 2; }
-.axis { stroke: var(--line); }
+polyline { fill: none; stroke-linecap: round; } .axis { stroke: var(--line); } .first { stroke: var(--first); }
+.second { stroke: var(--second); stroke-width: 2; }
 """
 _MOST_CLASSES, _MOST_NAMES, _MOST_POINTS = 30, 100, 400
 _SPLITS = {"evaluation": "test", "validation": "validation", "train_evaluation": "training"}

@@ -1,0 +1,83 @@
+"""--seeds: one training for each seed, one after the other, and what they come to."""
+
+import dataclasses
+import math
+import pathlib
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tower_train import errors
+from tower_train.cluster.task import find_task
+from tower_train.config import Config
+from tower_train.console import say
+from tower_train.examples import TEST, VALIDATION
+from tower_train.inference.saved_run import RESULT_NAMES
+from tower_train.run.results import Result
+from tower_train.run_dir import json_files
+
+
+def train_each(seeds: Sequence[int], config: Config, name: str, train: Callable[[Config], Result]) -> int:
+    """Trains with each seed in a directory of its own below train_dir, where runs that are there are resumed; prints
+    mean, deviation and interval. Returns the exit status.
+
+    Raises:
+      ConfigError: a seed comes twice, there are several workers, or train_dir is itself a run.
+    """
+    folder = pathlib.Path(config.train_dir or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    shown = f"--seeds={','.join(map(str, seeds))}"
+    if len(set(seeds)) != len(seeds):
+        raise errors.ConfigError(f"{shown} names a seed twice. Name each once.")
+    if config.elastic or not find_task(config.worker_hosts, config.task_index).is_alone:
+        raise errors.ConfigError(f"{shown}: is for one process. Start each seed as a run of its own on several.")
+    if (folder / json_files.RUN).exists():
+        raise errors.ConfigError(f"{shown}: {folder} is a run itself. Give another --train_dir for those of the seeds.")
+    for number, seed in enumerate(seeds, start=1):
+        say(f"seed:     {seed} ({number} of {len(seeds)})")
+        result = train(dataclasses.replace(config, seed=seed, train_dir=str(folder / f"seed-{seed}")))
+        if result.reason.exit_status:
+            say(f"All seeds: the same command with --train_dir={folder} goes on with seed {seed}.")
+            return result.reason.exit_status
+    say(*lines([json_files.read(folder / f"seed-{seed}" / json_files.RESULT) for seed in seeds]))
+    say(f"Curves:   python -m tower_train.curves {folder}")
+    return 0
+
+
+def lines(results: Sequence[dict]) -> list[str]:
+    """Returns lines about the last evaluations of runs with different seeds, from their result.json: the mean, the
+    standard deviation, and the 95 % interval of the mean by Student's t."""
+    kept = [RESULT_NAMES[split] for split in (TEST, VALIDATION)]
+    name = next((name for name in kept if all(name in result for result in results)), None)
+    if name is None:
+        values, about = (
+            {"loss of the training": [result["loss"] for result in results]},
+            "none was evaluated: --eval_at_end",
+        )
+    else:
+        metrics = [result[name]["metrics"] for result in results]
+        values = {metric: [each[metric]["mean"] for each in metrics] for metric in metrics[0]}
+        about = f"{results[0][name]['num_examples']} examples of {results[0][name]['data']}"
+    return [f"{len(results)} seeds, {about}"] + [f"{metric} = {_summary(each)}" for metric, each in values.items()]
+
+
+def _summary(values: Sequence[float]) -> str:
+    mean, shown = statistics.fmean(values), ", ".join(f"{value:.4g}" for value in values)
+    if len(values) == 1:
+        return f"{mean:.4g}"
+    deviation = statistics.stdev(values)
+    half = student_t(len(values) - 1) * deviation / math.sqrt(len(values))
+    return (
+        f"{mean:.4g} (deviation {deviation:.2g}, 95 % interval of the mean {mean - half:.4g} to {mean + half:.4g}; of "
+        f"each {shown})"
+    )
+
+
+def student_t(freedom: int) -> float:
+    """Returns the 97.5 % quantile of Student's t (Student 1908, "The probable error of a mean")."""
+    t = np.linspace(0, 15, 200_001)  # 12.7 with one degree of freedom
+    density = (1 + t**2 / freedom) ** (-(freedom + 1) / 2)
+    log_scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(freedom * math.pi) / 2
+    share = np.concatenate([[0], np.cumsum((density[1:] + density[:-1]) / 2 * np.diff(t))]) * math.exp(log_scale)
+    return float(np.interp(0.475, share, t))
