@@ -4,14 +4,10 @@ The benchmark looks for a module `rivals` beside the workload, and in it for `of
 under these options of its own, and `flops_per_example(options)`. Ratios are taken to the first rival.
 """
 
-import dataclasses
-import importlib.metadata
-import os
-
-from tower_train import errors
+import cifar10
+from cifar10 import cifar10_94, convnet, crops, shifts
 from tower_train.bench.sides import Side
-
-TORCH_PATHS = "TORCH_PATHS"  # environment variable: folders of packages, each with another PyTorch, separated by :
+from tower_train.bench.torches import torch_sides
 
 # Of training: of convolutions and matrix products, a multiplication and an addition as two, once forward and once for
 # each operand's gradient; the images have none. tests/cifar10/test_rivals.py counts them.
@@ -20,7 +16,7 @@ _FLOPS = {
 }  # fmt: skip
 
 
-def of(options) -> list[Side]:
+def of(options, on_gpu: bool = False) -> list[Side]:
     """Returns the rivals of a model: Keras for the tutorial's network and those of cifar10_94, the published script for
     the tutorial's only, for cifar10_94 itself each PyTorch that is installed or in TORCH_PATHS; for others none."""
 
@@ -30,47 +26,47 @@ def of(options) -> list[Side]:
     def keras(name, label, num_devices=1, **more) -> Side:
         return rival(f"keras/{name}", "keras_fit", label, num_devices, model=options.model, **more)
 
-    sides = [
-        keras("fit", "Keras fit", is_quick=True),
-        keras("MirroredStrategy 2", "Keras MirroredStrategy, 2 replicas", 2, is_quick=True, num_replicas=2),
-    ]
+    sides = [keras("MirroredStrategy 2", "Keras MirroredStrategy, 2 replicas", 2, is_quick=True, num_replicas=2)]
+    for dtype in ("float32",) if options.model == "convnet" else ("float32", "bfloat16"):
+        suffix, policy = ("", {}) if dtype == "float32" else (f"/{dtype}", {"dtype_policy": f"mixed_{dtype}"})
+        label, policy = suffix.replace("/", ", "), policy | {"dtype": dtype}
+        sides.append(keras(f"fit{suffix}", f"Keras fit{label}", is_quick=True, **policy))
+        sides.append(keras(f"multi_gpu_model{suffix}", f"multi_gpu_model, 1 tower{label}", by_towers=True, **policy))
+        if on_gpu:
+            sides.append(
+                keras(f"fit/not compiled{suffix}", f"Keras fit, not compiled{label}", jit_compile=False, **policy)
+            )
+    if options.model in ("convnet", "cifar10_94"):
+        sides += torch_sides(options.model, for_torch(options.model), on_gpu)
     if options.model == "convnet":
         return [_port(1, is_quick=True), _port(2), *sides]
-    if options.model not in _FLOPS:
-        return []
-    narrow = dict(dtype="bfloat16", is_quick=True)
-    sides.append(keras("fit bfloat16", "Keras fit, bfloat16", dtype_policy="mixed_bfloat16", **narrow))
-    for version, packages in torches() if options.model == "cifar10_94" else ():
-        name, label = f"torch {version}", f"PyTorch {version}"
-        full = rival(name, "torch_fit", label, is_quick=True)
-        half = rival(f"{name}/bfloat16", "torch_fit", f"{label}, bfloat16", autocast=True, **narrow)
-        sides += [dataclasses.replace(side, packages=packages) for side in (full, half)]
-    return sides
+    return sides if options.model in _FLOPS else []
+
+
+def for_torch(model: str) -> dict:
+    """Returns the numbers of a model's recipe that torch_fit takes."""
+    config = cifar10.WORKLOAD.with_options({"model": model}).config()
+    about = {
+        "learning_rate": config.learning_rate, "label_smoothing": config.label_smoothing,
+        "momentum": config.momentum if config.optimizer != "sgd" else 0.0, "nesterov": config.nesterov,
+        "weight_decay": convnet.WEIGHT_DECAY,
+    }  # fmt: skip
+    if model == "cifar10_94":
+        ours = cifar10_94.NETWORKS[model]
+        about |= {
+            "widths": ours["widths"], "moving_momentum": cifar10_94.MOVING_MOMENTUM,
+            "logit_scale": cifar10_94.LOGIT_SCALE, "bias_decay": cifar10_94.DECAY / cifar10_94.BIAS_RATE,
+            "head_decay": cifar10_94.DECAY / cifar10_94.head_rate(ours["widths"][-1], ours["head"]),
+            "most": shifts.MOST, "brightness": shifts.BRIGHTNESS, "contrast": shifts.CONTRAST,
+            "mean": crops.MEAN.tolist(), "deviation": crops.DEVIATION.tolist(),
+        }  # fmt: skip
+    return about
 
 
 def _port(towers: int, **more) -> Side:
     name, arguments = ("port", {}) if towers == 1 else (f"port/{towers} towers", {"num_gpus": towers})
     label = name.replace("port", "Published script, ported").replace("/", ", ")
     return Side(name, "cifar10.multi_gpu_train:train", arguments, towers, label=label, **more)
-
-
-def torches() -> list[tuple[str, str | None]]:
-    """Returns (version, folder of packages or None) of each PyTorch; ConfigError for a folder without one, or with a
-    version that is there already."""
-
-    def version(*path: str) -> str | None:
-        there = importlib.metadata.distributions(name="torch", **({"path": list(path)} if path else {}))
-        return next((each.version for each in there), None)
-
-    found = {installed: None} if (installed := version()) else {}
-    for path in filter(None, os.environ.get(TORCH_PATHS, "").split(os.pathsep)):
-        if (number := version(path)) is None or number in found:
-            holds = f"PyTorch {number}, as another place does" if number else "no PyTorch"
-            raise errors.ConfigError(
-                f"{TORCH_PATHS}: {path} holds {holds}. Name folders such as /other/lib/python3.12/site-packages."
-            )
-        found[number] = path
-    return list(found.items())
 
 
 def flops_per_example(options) -> int | None:

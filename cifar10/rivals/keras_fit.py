@@ -1,9 +1,9 @@
 """The same network as a Keras model trained by `fit`, the choice of most users.
 
-By itself or under MirroredStrategy.
+By itself, under MirroredStrategy, or through tower_train.multi_gpu_model.
 
 Shows Keras at its best: images in memory, augmented in whole batches by a parallel `map` and prefetched; a compiled
-step, without XLA, which makes this network slower on CPUs; no progress bar and no callback but the one that counts
+step, by XLA on a GPU, as Keras does by default; no progress bar and no callback but the one that counts
 steps. It trains as tower_train does: on images augmented by the same function, with weight decay, and SGD, moving
 averages and label smoothing by the same recipe; at its initial learning rate, without Muon, which would cost time, and
 without rates of single variables, for which Keras has no option.
@@ -31,6 +31,8 @@ def train(
     model: str = "convnet",
     num_replicas: int = 1,
     dtype_policy: str = "float32",
+    jit_compile: bool | str = "auto",
+    by_towers: bool = False,
 ) -> None:
     """Fits as `Side.train`; the loss is Keras', the mean of the losses so far.
 
@@ -38,21 +40,25 @@ def train(
       model: name of one of the workload's networks.
       num_replicas: more than one train under MirroredStrategy, on as many GPUs, or without GPUs on logical CPUs.
       dtype_policy: of Keras, such as 'mixed_bfloat16'.
+      jit_compile: as Keras' `compile` takes it: 'auto' compiles by XLA on a GPU.
+      by_towers: by multi_gpu_model, with a tower a replica.
     """
     ours = cifar10.WORKLOAD.with_options({"model": model})
     recipe = ours.config()
     placed = devices.place(config.DeviceOptions(num_gpus=num_replicas))
-    strategy = tf.distribute.MirroredStrategy(_with_cpus(placed.towers)) if num_replicas > 1 else None
+    is_mirrored = num_replicas > 1 and not by_towers
+    strategy = tf.distribute.MirroredStrategy(_with_cpus(placed.towers)) if is_mirrored else None
     keras.config.set_dtype_policy(dtype_policy)
     with strategy.scope() if strategy else contextlib.nullcontext():
         trained = keras_networks.NETWORKS[model]()
         if any(layer.name == keras_networks.WHITENING for layer in trained.layers):
             first = records.read_split(source.locate(request)[0], "train").images[: cifar10_94.WHITENED_IMAGES]
             trained.get_layer(keras_networks.WHITENING).kernel.assign(whitening.kernels(first))
+        trained = tower_train.multi_gpu_model(trained, num_replicas) if by_towers else trained
         trained.compile(
             optimizer(recipe),
             keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=recipe.label_smoothing),
-            jit_compile=False,
+            jit_compile=jit_compile,
         )
     batches = augmented_images(request, batch_size, ours.augment)
     batches = batches.map(lambda images, labels: (images, tf.one_hot(labels, records.NUM_CLASSES)))

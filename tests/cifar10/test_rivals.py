@@ -17,7 +17,7 @@ import cifar10
 from cifar10 import records, rivals
 from cifar10.rivals import keras_networks
 from tower_train import errors
-from tower_train.bench import measure
+from tower_train.bench import measure, torches
 from tower_train.bench.sides import BenchmarkOptions
 from tower_train.workload import DataRequest
 
@@ -25,7 +25,7 @@ v1 = tf.compat.v1
 CLASSES, PER_FILE = 10, 40
 MODELS = ["convnet", "cifar10_94", "cifar10_95", "cifar10_96"]
 MIRRORED = "keras/MirroredStrategy 2"
-TORCH = next((version for version, packages in rivals.torches() if not packages), None)
+TORCH = next((version for version, packages in torches.torches() if not packages), None)
 needs_torch = pytest.mark.skipif(not TORCH, reason="PyTorch is not installed, which only the benchmark compares with")
 
 
@@ -89,6 +89,7 @@ def train_until_it_has(rival, request):
         told.append(float(loss))
         return len(told) == MOST or have_fallen(losses())
 
+    request = dataclasses.asdict(request) if rival.without_tensorflow else request
     sides.trained_by(rival)(request, 16, after_step)
     return have_fallen(losses())
 
@@ -97,7 +98,7 @@ def train_until_it_has(rival, request):
     ("model", "name"),
     [
         ("convnet", "port/2 towers"),
-        ("cifar10_94", "keras/fit bfloat16"),
+        ("cifar10_94", "keras/fit/bfloat16"),
         *(pytest.param("cifar10_94", f"torch {TORCH}{more}", marks=needs_torch) for more in ("", "/bfloat16")),
     ],
 )
@@ -124,7 +125,7 @@ def test_other_versions_of_pytorch_are_sides_of_their_own(tmp_path, monkeypatch)
         "torch 2.1": f"{tmp_path}/2.1", "torch 2.9/bfloat16": f"{tmp_path}/2.9",
     }  # fmt: skip
     (tmp_path / "2.1/of_the_side.py").write_text(
-        "def train(request, batch_size, after_step):\n    while not after_step(0.0):\n        pass\n"
+        "def train(request, batch_size, after_step, **arguments):\n    while not after_step(0.0):\n        pass\n"
     )
     side, options = dataclasses.replace(found["torch 2.1"], train="of_the_side:train"), BenchmarkOptions(device="cpu")
     with sides.forking(), measure.Worker(side, options, tmp_path / "process") as worker:

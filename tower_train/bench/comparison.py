@@ -27,6 +27,7 @@ def run(options: BenchmarkOptions) -> list[str]:
                 lambda side: measure.Worker(side, options, next(places)),
                 options.num_rounds,
                 options.seconds_each,
+                options.start_together,
             )
             parts[title] = results.compare(measured, bool(about["gpus"]))
     rounds = sides.count_of(options.num_rounds, "round")

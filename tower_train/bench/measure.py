@@ -40,6 +40,7 @@ class Worker:
         spec = {
             "train": side.train, "arguments": side.arguments, "batch_size": side.batch_size or options.batch_size,
             "dataset": options.dataset, "data_dir": options.data_dir, "started": time.time(), "packages": side.packages,
+            "without_tensorflow": side.without_tensorflow,
         }  # fmt: skip
         environment = os.environ | {"TMPDIR": str(scratch), "TF_FORCE_GPU_ALLOW_GROWTH": "true"}  # room for others
         # Huge pages for all sides, as scripts/train has them; where there are none the C library ignores it.
@@ -94,17 +95,21 @@ class Worker:
         return f"Its last words: {' | '.join(lines[-_TAIL_LINES:])[-_TAIL_CHARACTERS:]}"
 
 
-def in_rounds(sides: Sequence[Side], start: Callable[[Side], Worker], rounds: int, seconds: float) -> list[Result]:
+def in_rounds(
+    sides: Sequence[Side], start: Callable[[Side], Worker], rounds: int, seconds: float, together: bool = False
+) -> list[Result]:
     """Measures every side `rounds` times, each for `seconds` at least, in an order that changes from round to round.
 
-    `start` starts a side's process; all are alive at once, so that ratios within a round are of the same minutes.
+    `start` starts a side's process; all are alive at once, so that ratios within a round are of the same minutes. With
+    `together` they also start at once, which on a machine with many cores saves minutes.
     """
     results = [Result(side) for side in sides]
     with contextlib.ExitStack() as stack:
-        live = {}
+        live = {result.side.name: stack.enter_context(start(result.side)) for result in results} if together else {}
         for result in results:
-            worker = live[result.side.name] = stack.enter_context(start(result.side))
-            result.add_start(worker.answer())
+            if not together:
+                live[result.side.name] = stack.enter_context(start(result.side))
+            result.add_start(live[result.side.name].answer())
             console.notice(f"{result.side.title} is ready")
         for number in range(rounds):
             for result in random.Random(number).sample(results, len(results)):

@@ -46,6 +46,9 @@ class BenchmarkOptions(Options):
     seconds: float | None = option(
         None, "seconds that each measurement takes (5; with --quick 1.5)", MEASURING, allowed="above 0"
     )
+    start_together: bool = option(
+        False, "start the processes of all sides at once, on a machine with many cores", MEASURING
+    )
     timeout_secs: float = option(
         300.0, "seconds after which a side that has not started, or not finished a measurement, is given up", MEASURING,
         allowed="above 0",
@@ -94,6 +97,7 @@ class Side:
       label: its name in tables and figures; empty if that is `name`. It ends with ', DTYPE' if that is not float32.
       batch_size: examples per step; None for --batch_size.
       packages: folder where the side's process looks first for what TensorFlow has not imported already.
+      without_tensorflow: whether its process does not import TensorFlow; `train` gets the request as a dictionary then.
     """
 
     name: str
@@ -105,6 +109,7 @@ class Side:
     label: str = ""
     batch_size: int | None = None
     packages: str | None = None
+    without_tensorflow: bool = False
 
     @property
     def title(self) -> str:
@@ -157,6 +162,8 @@ def _all(options: BenchmarkOptions, about: dict, rivals: Sequence[Side]) -> list
         for towers in options.tower_counts:
             name, fewest = f"{count_of(towers, 'tower')}/{dtype}", towers == options.tower_counts[0]
             sides.append(_trainer(options, name, towers, dtype, is_quick=dtype == "float32" or fewest))
+            if about["gpus"]:
+                sides.append(_trainer(options, f"{name}/not compiled", towers, dtype, jit_compile="never"))
     for dtype in dtypes if about["flops_per_example"] else ():
         arguments = dict(dtype=dtype, device=options.device, flops_per_example=about["flops_per_example"])
         name, label = f"ceiling/{dtype} matrix product", f"ceiling: matrix products, {dtype}"
@@ -175,9 +182,14 @@ def _sweep(options: BenchmarkOptions) -> dict[str, list[Side]]:
     }  # fmt: skip
 
 
-def _trainer(options: BenchmarkOptions, name: str, towers: int = 1, dtype: str = "float32", **more) -> Side:
+def _trainer(
+    options: BenchmarkOptions, name: str, towers: int = 1, dtype: str = "float32", jit_compile: str = "auto", **more
+) -> Side:
     """Makes a side of tower_train; `more` are attributes of Side."""
-    arguments = dict(workload=options.workload, model=options.model, device=options.device, towers=towers, dtype=dtype)
+    arguments = dict(
+        workload=options.workload, model=options.model, device=options.device, towers=towers, dtype=dtype,
+        jit_compile=jit_compile,
+    )  # fmt: skip
     label = f"tower_train, {name.replace('/', ', ')}"
     return Side(f"tower_train/{name}", "tower_train.bench.trainer:train", arguments, towers, dtype, label=label, **more)
 

@@ -33,7 +33,7 @@ def about(options: BenchmarkOptions) -> tuple[dict, list[Side]]:
     path, rivals, flops = f"{options.workload.partition(':')[0]}.rivals", [], None
     try:
         module = importlib.import_module(path)
-        rivals, flops = module.of(workload.options), module.flops_per_example(workload.options)
+        rivals, flops = module.of(workload.options, bool(present)), module.flops_per_example(workload.options)
     except ModuleNotFoundError as error:
         if error.name != path:
             raise
@@ -55,7 +55,7 @@ def train(
     request: workloads.DataRequest, batch_size: int, after_step: Callable[[], bool],
     workload: str, model: str | None, **options,
 ) -> None:  # fmt: skip
-    """Trains as `Side.train`, as `python -m tower_train` does. options: device, towers, dtype."""
+    """Trains as `Side.train`, as `python -m tower_train` does. options: device, towers, dtype, jit_compile."""
     chosen, towers = workload_of(workload, model), options.pop("towers")
     with tempfile.TemporaryDirectory() as train_dir:
         run_config = chosen.config(

@@ -97,15 +97,18 @@ def main(argv: list[str]) -> int:
     spec = json.loads(argv[1])
     channel = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a side's output must not get among the lines
-    console.quiet_tensorflow()
-    from tower_train.workload import DataRequest
+    request = dict(split="train", dataset=spec["dataset"], data_dir=spec["data_dir"])
+    if not spec["without_tensorflow"]:
+        console.quiet_tensorflow()
+        from tower_train.workload import DataRequest
 
+        request = DataRequest(**request)
     if spec["packages"]:
         sys.path.insert(0, spec["packages"])
     module, _, function = spec["train"].partition(":")
     pacer = Pacer(channel, sys.stdin, spec["started"], spec["batch_size"])
     train = getattr(importlib.import_module(module), function)
-    train(DataRequest("train", spec["dataset"], spec["data_dir"]), spec["batch_size"], pacer, **spec["arguments"])
+    train(request, spec["batch_size"], pacer, **spec["arguments"])
     channel.close()
     return 0
 

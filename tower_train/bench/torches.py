@@ -1,0 +1,58 @@
+"""The sides of PyTorch, with each version that is installed or in TORCH_PATHS."""
+
+import importlib.metadata
+import os
+
+from tower_train import errors
+from tower_train.bench.sides import Side
+
+TORCH_PATHS = "TORCH_PATHS"  # environment variable: folders of packages, each with another PyTorch, separated by :
+
+
+def torch_sides(network: str, about: dict, is_on_gpu: bool) -> list[Side]:
+    """Returns the sides of a network of torch_fit, with each PyTorch that is installed or in TORCH_PATHS.
+
+    Args:
+      network: its name there.
+      about: numbers of the recipe.
+      is_on_gpu: whether it also trains by torch.compile, which on CPUs is for other networks.
+    """
+    sides = []
+    for version, packages in torches():
+        for compiled in (False, True) if is_on_gpu else (False,):
+            for dtype in ("float32", "bfloat16"):
+                name = f"torch {version}{'/compiled' * compiled}"
+                label = f"PyTorch {version}{', compiled' * compiled}"
+                arguments = dict(network=network, about=about, autocast=dtype != "float32", compiled=compiled)
+                sides.append(
+                    Side(
+                        f"{name}/bfloat16" if dtype != "float32" else name,
+                        "tower_train.bench.torch_fit:train",
+                        arguments,
+                        dtype=dtype,
+                        is_quick=not compiled,
+                        label=f"{label}, bfloat16" if dtype != "float32" else label,
+                        packages=packages,
+                        without_tensorflow=True,
+                    )  # fmt: skip
+                )
+    return sides
+
+
+def torches() -> list[tuple[str, str | None]]:
+    """Returns (version, folder of packages or None) of each PyTorch; ConfigError for a folder without one, or with a
+    version that is there already."""
+
+    def version(*path: str) -> str | None:
+        there = importlib.metadata.distributions(name="torch", **({"path": list(path)} if path else {}))
+        return next((each.version for each in there), None)
+
+    found = {installed: None} if (installed := version()) else {}
+    for path in filter(None, os.environ.get(TORCH_PATHS, "").split(os.pathsep)):
+        if (number := version(path)) is None or number in found:
+            holds = f"PyTorch {number}, as another place does" if number else "no PyTorch"
+            raise errors.ConfigError(
+                f"{TORCH_PATHS}: {path} holds {holds}. Name folders such as /other/lib/python3.12/site-packages."
+            )
+        found[number] = path
+    return list(found.items())
