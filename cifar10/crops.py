@@ -7,7 +7,7 @@ padded image or its mirror image is taken. Zeros are padded after normalisation,
 import numpy as np
 import tensorflow as tf
 
-from tower_train import workload
+from tower_train import layers, workload
 
 SIZE = 32
 PADDING = 4
@@ -39,7 +39,8 @@ def augment(images: tf.Tensor, draws: workload.Draws) -> tf.Tensor:
 def crop(images: tf.Tensor, top: tf.Tensor, left: tf.Tensor, flip: tf.Tensor, size: int) -> tf.Tensor:
     """Crops each image at its own place and flips some of the crops left to right.
 
-    `crop_and_resize` does both in one pass: a box of the size of the crop resizes nothing, one with swapped sides
+    On a GPU pixels are gathered, which XLA can compile. On a CPU `crop_and_resize` does both in one pass: a box of the
+    size of the crop resizes nothing, one with swapped sides
     flips, and pixels outside the image become 0. Boxes are in fractions of the image. They end a quarter of a pixel
     inside the outermost pixels of the crop, so that rounding their coordinates neither picks a neighbouring pixel nor
     leaves the image.
@@ -53,9 +54,27 @@ def crop(images: tf.Tensor, top: tf.Tensor, left: tf.Tensor, flip: tf.Tensor, si
     Returns:
       float32 [batch, size, size, 3].
     """
+    if layers.on_gpu():
+        return _gathered(images, top, left, flip, size)
     inset = 0.25
     bottom, right = top + (size - 1 - inset), left + (size - 1 - inset)
     top, left = top + inset, left + inset
     boxes = tf.concat([top, tf.where(flip, right, left), bottom, tf.where(flip, left, right)], axis=1) / (SIZE - 1)
     every_image = tf.range(tf.shape(images)[0])
     return tf.image.crop_and_resize(images, boxes, every_image, [size, size], method="nearest")
+
+
+def _gathered(images: tf.Tensor, top: tf.Tensor, left: tf.Tensor, flip: tf.Tensor, size: int) -> tf.Tensor:
+    """Does what `crop` does. Places are int64, since GPUs compute with int32 on the host."""
+    places = tf.range(size, dtype=tf.int64)
+    rows = tf.cast(top, tf.int64) + places
+    columns = tf.cast(left, tf.int64) + tf.where(flip, size - 1 - places, places)
+    batch = tf.range(tf.shape(images, tf.int64)[0])[:, tf.newaxis, tf.newaxis]
+    pixels = (batch * SIZE + _inside(rows)[:, :, tf.newaxis]) * SIZE + _inside(columns)[:, tf.newaxis, :]
+    cropped = tf.reshape(tf.gather(tf.reshape(images, [-1, 3]), tf.reshape(pixels, [-1])), [-1, size, size, 3])
+    is_inside = (tf.equal(rows, _inside(rows))[:, :, tf.newaxis], tf.equal(columns, _inside(columns))[:, tf.newaxis, :])
+    return tf.where((is_inside[0] & is_inside[1])[..., tf.newaxis], cropped, tf.zeros([], images.dtype))
+
+
+def _inside(places: tf.Tensor) -> tf.Tensor:
+    return tf.clip_by_value(places, np.int64(0), np.int64(SIZE - 1))

@@ -131,6 +131,9 @@ def estimator_step(policy):
     class Look(tf.compat.v1.train.SessionRunHook):
         def after_create_session(self, session, coord):
             found.update(graph=session.graph, config=session._config)
+
+        def before_run(self, run_context):
+            found["train_op"] = run_context.original_args.fetches[0]
             raise _Built
 
     floatx = keras_model(policy).dtype_policy.variable_dtype
@@ -146,5 +149,4 @@ def estimator_step(policy):
         except _Built:
             pass
     graph = found["graph"]
-    [train_op] = graph.get_collection(tf.compat.v1.GraphKeys.TRAIN_OP)
-    return Step(graph, [train_op.name], [], found["config"], [f"/gpu:{i}" for i in OF_FRONTS])
+    return Step(graph, [found["train_op"].name], [], found["config"], [f"/gpu:{i}" for i in OF_FRONTS])

@@ -16,6 +16,7 @@ OF_VOCABULARY = {
     "graph.batch_axis",
     "graph.collectives",
     "graph.context",
+    "graph.xla",
 }  # what else the vocabulary may import
 
 

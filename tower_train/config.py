@@ -269,6 +269,10 @@ class Config(DeviceOptions):
     allow_differences: bool = option(
         False, "train even if --check_towers finds towers that differ from one; the log and run.json tell", ARITHMETIC
     )
+    jit_compile: str = option(
+        "auto", "compile towers and updates by XLA: always, never, or auto: on GPUs, not on CPUs, where it is slower",
+        ARITHMETIC, allowed=("auto", "always", "never"), resume="note",
+    )  # fmt: skip
     tensor_float_32: bool | None = option(
         None, "let GPUs round the factors of float32 products to 10 bits, which is faster (TensorFlow's setting, which "
         "is on)", ARITHMETIC, resume="note",

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.graph import context
+from tower_train.graph import context, xla
 from tower_train.graph.context import ParamGroup
 from tower_train.normalization import batch_normalization  # noqa: F401
 from tower_train.random_layers import dropout, random_normal, random_uniform  # noqa: F401
@@ -114,11 +114,14 @@ def gradient_until(
     before = tf.stop_gradient(early)  # all but `early` have their gradients as usual
     outputs = function(before, late)
 
+    with tf.device("/cpu:0"), xla.not_compiled():  # a GPU would first send it there
+        is_early = epochs_seen < epoch
+
     @tf.custom_gradient
     def apply(early, unchanged):
         def gradient(upstream):
             return tf.cond(
-                epochs_seen < epoch,
+                is_early,
                 lambda: v1.gradients(outputs, before, upstream)[0],
                 lambda: tf.zeros_like(before),
             ), upstream

@@ -224,11 +224,14 @@ def _check_driver() -> None:
     )
 
 
-def refuse_xla_flags() -> None:
-    """Raises ConfigError for TF_XLA_FLAGS in the environment: run.json would not tell why the numbers are others."""
-    if flags := os.environ.get("TF_XLA_FLAGS"):
+def refuse_auto_jit() -> None:
+    """Raises ConfigError for a TF_XLA_FLAGS that compiles what draws random numbers: they are others then, and run.json
+    would not tell why."""
+    flags = os.environ.get("TF_XLA_FLAGS", "")
+    if "tf_xla_auto_jit" in flags:
         raise errors.ConfigError(
-            f"TF_XLA_FLAGS={flags!a:.100} changes random numbers, and so the training, in silence. Unset it."
+            f"TF_XLA_FLAGS={flags!a:.100}: tf_xla_auto_jit changes random numbers, and so the training, in silence. "
+            "Leave it out, and give --jit_compile=always."
         )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.graph import xla
 from tower_train.graph.devices import HOST
 
 _PHILOX = 1  # the algorithm's number in tf.random.Algorithm
@@ -215,10 +216,13 @@ class Draws:
         counters = -(-each // outputs)
         with self._aside():
             where = philox(f"{self._seed} {name}", tf.cast(first, tf.int64) * tf.cast(counters, tf.int64))
-        return op(shape=[examples, counters * outputs], dtype=dtype, **where)[:, :each]
+        with xla.not_compiled():
+            return op(shape=[examples, counters * outputs], dtype=dtype, **where)[:, :each]
 
+    @contextlib.contextmanager
     def _aside(self):
-        return tf.device(self._device) if self._device else contextlib.nullcontext()
+        with tf.device(self._device) if self._device else contextlib.nullcontext(), xla.not_compiled():
+            yield
 
     def _check_layer(self, layer: str, sizes: list, rows_each: int | None) -> None:
         if self._is_closed:

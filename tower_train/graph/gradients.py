@@ -1,5 +1,6 @@
 """Gradients: their mean over towers, their weight decay, and the update only if all of them are finite."""
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -107,6 +108,8 @@ def update_if_finite(
     loss: tf.Tensor,
     apply: Callable[[], tf.Operation],
     skip: Callable[[], tf.Operation] = tf.no_op,
+    when: Callable[[tf.Tensor], tf.Tensor] = lambda is_finite: is_finite,
+    here: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
 ) -> tf.Tensor:
     """Applies the update only if the loss and all gradients are finite.
 
@@ -119,6 +122,8 @@ def update_if_finite(
       loss: scalar.
       apply: makes the ops of the update.
       skip: makes the ops of a step without an update.
+      when: the outcome of the check -> the same, once the step may be counted.
+      here: makes the context of the check, the device of the gradients.
 
     Returns:
       bool [towers + 1, 1 + gradients]: whether the tower's loss, then each of its gradients, is finite; the last row is
@@ -126,8 +131,9 @@ def update_if_finite(
     """
     trained = {variable.ref() for _, variable in applied_grads}
     values = [[tower_loss, *(grad for grad, v in grads if v.ref() in trained)] for tower_loss, grads in towers]
-    with v1.name_scope("check_finite"):
+    with v1.name_scope("check_finite"), here():
         applicable = _are_finite([loss, *(grad for grad, _ in applied_grads)])
+        is_applicable = tf.reduce_all(applicable)
 
     def applied():
         with tf.control_dependencies([apply()]):
@@ -137,7 +143,7 @@ def update_if_finite(
         with tf.control_dependencies([skip()]):
             return tf.stack([*(_are_finite(row) for row in values), applicable])
 
-    return tf.cond(tf.reduce_all(applicable), applied, refused, name="train")
+    return tf.cond(when(is_applicable), applied, refused, name="train")
 
 
 def not_finite(finite: np.ndarray, names: Sequence[str], num_workers: int = 1) -> str:

@@ -37,17 +37,30 @@ class Muon(v1.train.MomentumOptimizer):
         super().__init__(learning_rate, momentum, use_nesterov=nesterov)
         self._iterations = iterations
 
-    def _resource_apply_dense(self, grad, var):
-        if var.shape.rank < 2:
-            return super()._resource_apply_dense(grad, var)
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        is_matrix = [var.shape.rank > 1 and not isinstance(grad, tf.IndexedSlices) for grad, var in grads_and_vars]
+        others = [pair for pair, matrix in zip(grads_and_vars, is_matrix, strict=True) if not matrix]
+        with tf.init_scope():
+            self._create_slots([var for _, var in grads_and_vars])
+        self._prepare()
+        with v1.name_scope(name, self.get_name()):
+            moved = [self._move(*pair) for pair, matrix in zip(grads_and_vars, is_matrix, strict=True) if matrix]
+            if others:
+                moved.append(super().apply_gradients(others, global_step))
+            return tf.group(*moved)
+
+    def _move(self, grad: tf.Tensor, var: tf.Variable) -> tf.Operation:
+        """Moves a matrix, and its momentum; nothing is read after it was written, which would split XLA's cluster."""
         momentum = tf.cast(self._momentum_tensor, grad.dtype)
-        velocity = self.get_slot(var, "momentum")
-        moved = tf.convert_to_tensor(velocity.assign(momentum * velocity + grad))
-        direction = grad + momentum * moved if self._use_nesterov else moved
+        slot = self.get_slot(var, "momentum")
+        velocity = momentum * slot + grad
+        direction = grad + momentum * velocity if self._use_nesterov else velocity
         inputs, outputs = var.shape.num_elements() // var.shape[-1], var.shape[-1]
         matrix = orthogonal(tf.reshape(direction, [inputs, outputs]), self._iterations)
         rate = tf.cast(self._learning_rate_tensor, grad.dtype) * max(1, outputs / inputs) ** 0.5
-        return var.assign_sub(rate * tf.reshape(matrix, var.shape), read_value=False)
+        value = var - rate * tf.reshape(matrix, var.shape)
+        value = var.constraint(value) if var.constraint else value
+        return tf.group(slot.assign(velocity, read_value=False), var.assign(value, read_value=False))
 
 
 def orthogonal(matrix: tf.Tensor, iterations: int) -> tf.Tensor:

@@ -5,14 +5,15 @@ update. So all copies of the variables stay the same to the bit.
 """
 
 import collections
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from tower_train import errors
 from tower_train.examples import Tensors
-from tower_train.graph import collected, gradients
+from tower_train.graph import collected, gradients, xla
 from tower_train.graph.collectives import AllReduce
 from tower_train.graph.context import Context, Statistic
 from tower_train.graph.gradients import GradientsAndVariables
@@ -50,11 +51,12 @@ class Replica:
       mean_grads: the mean gradients over all of them, each with this copy's variable.
       moving: the means of their batch statistics, for this copy's variables.
       weight_decay: the sum of the variables' regularizers, scalar.
+      is_compiled: whether its operations are for XLA.
     """
 
-    def __init__(self, variables: Variables):
+    def __init__(self, variables: Variables, is_compiled: bool = False):
         """Has no towers yet."""
-        self.variables = variables
+        self.variables, self.is_compiled = variables, is_compiled
         self.towers: list[BuiltTower] = []
         self.loss: tf.Tensor | None = None
         self.mean_grads: GradientsAndVariables = []
@@ -83,14 +85,20 @@ class Replica:
         with tf.control_dependencies(before.last):
             return tf.nest.map_structure(delayed, batch)
 
+    @contextlib.contextmanager
+    def here(self, part: str = "step") -> Iterator[None]:
+        """Places operations where its variables are. part: as for xla.compiled."""
+        with tf.device(self.variables.device), xla.compiled(self.is_compiled, self.variables.device, part):
+            yield
+
     def average_gradients(self) -> GradientsAndVariables:
         """Returns the mean gradients over its towers, each with the original variable."""
-        with tf.device(self.variables.device):
+        with self.here():
             return gradients.average_gradients([tower.gradients for tower in self.towers])
 
     def average_values(self, others: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns small values that travel together: the mean loss over its towers, `others`, the mean statistics."""
-        with tf.device(self.variables.device), v1.name_scope("average_values"):
+        with self.here(), v1.name_scope("average_values"):
             values_of_towers = [
                 [tower.loss, *others, *(each.value for each in tower.context.statistics if each.is_mean)]
                 for tower in self.towers
@@ -119,16 +127,16 @@ class Replica:
     def finish_gradients(self, clip_gradients: float) -> None:
         """Adds the weight decay to the mean gradients, once a variable, and clips them, 0 for no limit."""
         decays = [decay for decay in self.variables.decays if not any(decay is each for each in self._contained)]
-        with tf.device(self.variables.device):
+        with self.here():
             self.weight_decay, decayed = gradients.add_weight_decay(self.mean_grads, decays)
             self.mean_grads = gradients.clip(decayed, clip_gradients) if clip_gradients else decayed
 
 
-def make_replicas(devices: Sequence[str]) -> list[Replica]:
-    """Makes a replica on each device."""
+def make_replicas(devices: Sequence[str], is_compiled: bool) -> list[Replica]:
+    """Makes a replica on each device, whose operations are for XLA if it is compiled."""
     originals = Variables(devices[0])
     copies = [Variables(device, i, originals) for i, device in enumerate(devices[1:], 1)]
-    return [Replica(variables) for variables in (originals, *copies)]
+    return [Replica(variables, is_compiled) for variables in (originals, *copies)]
 
 
 def average(replicas: Sequence[Replica], all_reduce: AllReduce, others: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -19,7 +19,7 @@ from tensorflow.python.framework import config as framework
 
 from tower_train import errors, host, user_functions
 from tower_train.examples import Examples, Tensors
-from tower_train.graph import elements
+from tower_train.graph import elements, xla
 from tower_train.graph.devices import HOST
 from tower_train.graph.draws import Draws, located
 from tower_train.graph.gradients import is_finite
@@ -82,13 +82,14 @@ class Stream:
 def training_stream(
     workload: Workload, examples: Examples, seed: int, examples_seen: tf.Tensor, layout: Layout,
     transfer: Transfer = TO_HOST, locate: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]] | None = None,
+    is_compiled: bool = False,
 ) -> Stream:  # fmt: skip
     """Makes the stream of training batches, which begin at position `examples_seen` (int64 scalar) of each step.
 
     Tower i of a step that begins at position p gets the positions from p + i * tower_batch on, counted over the towers
     of all workers, worker 0's first. Examples in their own order take those positions in that order, except those of
     files, of which each worker has its own order. `locate` names the (epochs, examples) of positions; None for passes
-    over all examples.
+    over all examples. is_compiled: whether what is computed on the towers' devices is for XLA.
     """
     if workload.mix and layout.tower_batch % 2:
         raise errors.ConfigError(
@@ -133,7 +134,11 @@ def training_stream(
     state = elements.state_of(iterator, layout, not transfer.augments_there, length) if examples.elements else None
     for i, tower in enumerate(layout.towers if transfer.augments_there else ()):
         features, labels = batches[i]
-        with tf.device(tower.device), tf.compat.v1.name_scope(f"tower_{i}/preprocess/"):
+        with (
+            tf.device(tower.device),
+            xla.compiled(is_compiled, tower.device),
+            tf.compat.v1.name_scope(f"tower_{i}/preprocess/"),
+        ):
             here = tf.nest.map_structure(tf.identity, features)
             batches[i] = with_batch_size(_preprocess(workload, here, labels, draws(positions[i], size)), size)
     notes = tuple(filter(None, (transfer.note, elements.workers_line(examples, layout.num_workers))))

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tower_train import errors, normalization
 from tower_train.config import Config
 from tower_train.examples import Examples, Tensors
-from tower_train.graph import class_weights, hard_examples, random_state, summaries
+from tower_train.graph import class_weights, hard_examples, random_state, summaries, xla
 from tower_train.graph.collectives import AllReduce
 from tower_train.graph.context import Context, ParamGroup
 from tower_train.graph.devices import HOST, Devices
@@ -38,13 +38,16 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
     """
     workload, layout = _with_smooth_labels(workload.for_examples(examples), config), _layout(config, devices)
     with tf.Graph().as_default() as graph, tf.device(HOST):
+        is_compiled = config.jit_compile == "always"
+        if is_compiled:
+            xla.leave_to_xla(devices.session_config)
         counters = Counters(layout.global_batch)  # steps and examples seen: the run's place in the stream
         hard = hard_examples.of(config.keep_hardest, workload, examples, config.seed, layout.global_batch)
-        stream = _input(workload, examples, config, layout, counters.examples_seen, hard and hard.locate)
+        stream = _input(workload, examples, config, layout, counters.examples_seen, hard and hard.locate, is_compiled)
         rate = learning_rate(config, examples.num_examples, counters.examples_seen)
         of_classes = class_weights.read(config.class_weight, examples)
         scale = LossScale(tf.as_dtype(config.dtype))  # none but for float16
-        replicas = make_replicas(layout.replicas)  # one on the host, or one on each tower's device
+        replicas = make_replicas(layout.replicas, is_compiled)  # one on the host, or one on each tower's device
         context = _context(config, layout, counters.epochs_seen(examples.num_examples))
 
         for tower, batch, position in zip(layout.towers, stream.batches, stream.positions, strict=True):
@@ -55,7 +58,12 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
             entered = context.enter_tower(
                 tower.index, draws, tower.turn, tf.nest.flatten(batch, expand_composites=True)
             )
-            with replica.variables.tower(tower, seeded(config.seed)), entered as noted, normalization.over_towers():
+            with (
+                replica.variables.tower(tower, seeded(config.seed)),
+                xla.compiled(is_compiled, tower.device),
+                entered as noted,
+                normalization.over_towers(),
+            ):
                 outputs, loss_of_tower = tower_loss(workload, *batch, tf.as_dtype(config.dtype), of_classes)
                 if hard:
                     hard.add(outputs, batch[1])
@@ -70,7 +78,8 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         stopping = average(replicas, all_reduce, votes)  # over all towers of all workers, as gradients and losses are
         for replica in replicas:  # each has the same means, and so does the same update
             replica.finish_gradients(config.clip_gradients)
-        loss = stream.renewed(replicas[0].loss + replicas[0].weight_decay)  # there once the next batches are staged
+        with replicas[0].here():
+            loss = replicas[0].loss + replicas[0].weight_decay
         updates = _updates(config, rate, context, counters, replicas)
         if hard:
             updates.append(hard.prepare_note(counters.examples_seen.read_value(), all_reduce.gather))
@@ -79,11 +88,15 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
                 [(tower.loss, tower.gradients) for tower in built], replicas[0].mean_grads, loss,
                 apply=lambda: counters.count(scale.after_update(), after=[build() for build in updates]),
                 skip=lambda: scale.without_update(loss, counters.count, skips=config.on_nonfinite == "skip"),
+                when=stream.renewed,  # once the next batches are staged
+                here=replicas[0].here,
             )  # fmt: skip
+        if is_compiled:
+            xla.leave_out_other_devices(graph)
         counting, progress = _progress(config, stream, built)
         return TrainingGraph(
             graph, layout, examples, stream, train_op=finite.op, ask_to_stop=ask_to_stop, progress=progress,
-            report=_report(counters, replicas[0], rate, stopping, finite, scale, counting)._replace(
+            report=_report(counters, replicas[0], loss, rate, stopping, finite, scale, counting)._replace(
                 input_secs=stream.waited(replicas[0].mean_grads[0][0])
             ),
             summary=summaries.step_summary(replicas[0].mean_grads, stream.batches[0][0], update=finite.op)
@@ -124,14 +137,14 @@ def _with_smooth_labels(workload: Workload, config: Config) -> Workload:
 
 def _input(
     workload: Workload, examples: Examples, config: Config, layout: Layout, examples_seen: tf.Variable,
-    locate: Callable | None,
+    locate: Callable | None, is_compiled: bool,
 ) -> Stream:  # fmt: skip
     """Makes the stream: a batch for every tower, from the position that the run has come to."""
     v1.set_random_seed(config.seed & 0x7FFFFFFF)  # of the operations that --allow_stateful_random allows
     end = config.last_step(examples.num_examples) * layout.global_batch
     transfer = choose_transfer(config.augment_on, workload, examples, layout.devices, end)
     with v1.name_scope("input"):
-        return training_stream(workload, examples, config.seed, examples_seen, layout, transfer, locate)
+        return training_stream(workload, examples, config.seed, examples_seen, layout, transfer, locate, is_compiled)
 
 
 def _context(config: Config, layout: Layout, epochs_seen: tf.Tensor) -> Context:
@@ -171,11 +184,13 @@ def _updates(
 
     def optimizer(group: ParamGroup, grads: GradientsAndVariables) -> tuple[v1.train.Optimizer, tf.Tensor | None]:
         is_double = any(variable.dtype.base_dtype.real_dtype == tf.float64 for _, variable in grads)
-        exact = tf.cast(group_rate(rate, context.epochs_seen, group), tf.float64 if is_double else tf.float32)
+        with tf.device(HOST):  # which has done with it long before the devices need it
+            exact = tf.cast(group_rate(rate, context.epochs_seen, group), tf.float64 if is_double else tf.float32)
+            decay = exact * config.decay if config.decay else None
         iterations = config.muon_iterations if group.muon else 0
         momentum = config.momentum if group.momentum is None else group.momentum
         made = make_optimizer(config.optimizer, exact, momentum, config.nesterov, iterations)
-        return made, exact * config.decay if config.decay else None
+        return made, decay
 
     return [
         prepare_update(replica, optimizer, context.param_groups, config.ema, counters.global_step)
@@ -193,11 +208,10 @@ def _progress(config: Config, stream: Stream, built: Sequence[BuiltTower]) -> tu
 
 
 def _report(
-    counters: Counters, replica: Replica, rate: tf.Tensor, stopping: list[tf.Tensor], finite: tf.Tensor,
-    scale: LossScale, counting: list[tf.Operation],
+    counters: Counters, replica: Replica, loss: tf.Tensor, rate: tf.Tensor, stopping: list[tf.Tensor],
+    finite: tf.Tensor, scale: LossScale, counting: list[tf.Operation],
 ) -> StepReport:  # fmt: skip
     """Makes the small values of a step that running looks at."""
-    loss = replica.loss + replica.weight_decay
     with tf.control_dependencies([finite, *counting]), v1.name_scope("report"):
         return StepReport(
             step=counters.global_step.read_value(),

@@ -1,7 +1,7 @@
 """The update of a copy of the variables: weight decay, optimizer, then moving averages; and the counters."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -73,9 +73,10 @@ def prepare_update(
         for optimizer, _, grads in optimizers:
             optimizer._create_slots([variable for _, variable in grads])  # else within the conditional
         averages = [_create_average(variable) for variable in averaged] if average_decay else []
+    shares = _shares({average.dtype.base_dtype for average in averages}, average_decay, global_step)
 
     def update() -> tf.Operation:
-        with tf.device(replica.variables.device):
+        with replica.here("update"):
             decayed = [
                 variable.assign_sub(tf.cast(decay, variable.dtype) * variable, read_value=False)
                 for _, decay, grads in optimizers
@@ -84,10 +85,11 @@ def prepare_update(
             ]
             with tf.control_dependencies(decayed):
                 applied = [optimizer.apply_gradients(grads) for optimizer, _, grads in optimizers]
-            with tf.control_dependencies(applied):
-                moved = tf.group(*[_move(statistic) for statistic in replica.moving])
-            with tf.control_dependencies([moved]):
-                return _follow(averages, averaged, average_decay, global_step)
+            moved = [_move(statistic) for statistic in replica.moving]
+            done = tf.group(*applied, *moved)
+        # Apart, since XLA reads all that a cluster needs before it writes.
+        with replica.here("averages"), tf.control_dependencies([done]):
+            return _follow(averages, averaged, shares)
 
     return update
 
@@ -97,33 +99,37 @@ def is_decayed(variable: tf.Variable) -> bool:
     return variable.shape.rank > 1 and not _NOT_DECAYED.fullmatch(variable.op.name.rpartition("/")[2])
 
 
-def _move(statistic: Statistic) -> tf.Tensor:
+def _move(statistic: Statistic) -> tf.Operation:
     """moving = momentum * moving + (1 - momentum) * value."""
     moving, value, momentum, _ = statistic
-    return moving.assign_sub((1 - momentum) * (moving - value)) if momentum else moving.assign(value)
+    if not momentum:
+        return moving.assign(value, read_value=False)
+    return moving.assign_sub((1 - momentum) * (moving - value), read_value=False)
 
 
-def _follow(
-    averages: Sequence[tf.Variable], variables: Sequence[tf.Variable], decay: float, global_step: tf.Variable
-) -> tf.Operation:
-    """Updates moving averages.
-
-    As tf.train.ExponentialMovingAverage.apply, whose conditionals take a tenth of what building a graph does:
-    average -= (1 - d) * (average - variable), with d = min(decay, (1 + step) / (10 + step)) as in the original.
-    """
-    if not averages:
-        return tf.no_op()
+def _shares(dtypes: Iterable[tf.DType], decay: float, step: tf.Variable) -> dict[tf.DType, tf.Tensor]:
+    """Returns {dtype: share by which a moving average follows}: 1 - min(decay, (1 + step) / (10 + step))."""
 
     def share(dtype: tf.DType) -> tf.Tensor:
         # float32 counts more steps than smaller types.
-        wide = tf.float64 if dtype.base_dtype.real_dtype == tf.float64 else tf.float32
-        step = tf.cast(global_step, wide)
-        return tf.cast(1.0 - tf.minimum(tf.constant(decay, wide), (1.0 + step) / (10.0 + step)), dtype)
+        wide = tf.float64 if dtype.real_dtype == tf.float64 else tf.float32
+        steps = tf.cast(step, wide)
+        return tf.cast(1.0 - tf.minimum(tf.constant(decay, wide), (1.0 + steps) / (10.0 + steps)), dtype)
 
     with v1.name_scope(AVERAGE):
-        shares = {dtype: share(dtype) for dtype in {average.dtype for average in averages}}
+        return {dtype: share(dtype) for dtype in dtypes}
+
+
+def _follow(
+    averages: Sequence[tf.Variable], variables: Sequence[tf.Variable], shares: Mapping[tf.DType, tf.Tensor]
+) -> tf.Operation:
+    """Updates moving averages as tf.train.ExponentialMovingAverage.apply, whose conditionals take a tenth of what
+    building a graph does."""
+    if not averages:
+        return tf.no_op()
+    with v1.name_scope(AVERAGE):
         return tf.group(*[
-            average.assign_sub((average - variable) * shares[average.dtype], read_value=False)
+            average.assign_sub((average - variable) * shares[average.dtype.base_dtype], read_value=False)
             for average, variable in zip(averages, variables, strict=True)
         ])  # fmt: skip
 

@@ -225,7 +225,7 @@ def _configs(config: Config, graph: TrainingGraph, each: int) -> tuple[Config, C
         config, device="cpu", num_gpus=devices, gpus=None, batch_size=each, global_batch_size=None,
         accumulate_steps=batches, variable_update="mirrored" if mirrored else "cpu", all_reduce=None,
         check_mirrors_every_steps=0, augment_on="auto", worker_hosts=None, task_index=None,
-        elastic=None, wait_for_workers=False, batch_norm="global", summary_every_steps=0,
+        elastic=None, wait_for_workers=False, batch_norm="global", summary_every_steps=0, jit_compile="never",
         stall_timeout_secs=0, keep_hardest=None,
     )  # fmt: skip
     one = dataclasses.replace(

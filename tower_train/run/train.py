@@ -63,7 +63,7 @@ def train(
     path, workload, config, task = _resolved(workload, config, workload_options or {})
     run_dir = directory.RunDirectory(config.train_dir or f"runs/{workload.name}-{time.strftime('%Y%m%d-%H%M%S')}")
     run_dir.check_files()
-    devices.refuse_xla_flags()
+    devices.refuse_auto_jit()
     devices.choose_kernels(config.deterministic, config.tensor_float_32)
     received = signals.Received()
     leave = functools.partial(_leave_at_once, received, if_stuck)

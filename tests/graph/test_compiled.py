@@ -1,0 +1,103 @@
+"""Towers that XLA compiles train what others train, to rounding: --jit_compile=always against never, in float64."""
+
+import collections
+import dataclasses
+
+import norm_workload
+import numpy as np
+import pytest
+import tensorflow as tf
+import toy_workload
+import trainings
+
+from tower_train import layers
+from tower_train.graph import xla
+from tower_train.workload import DataRequest
+
+v1 = tf.compat.v1
+EXAMPLES = toy_workload.load(DataRequest("train"))
+CASES = {
+    "two towers, momentum": dict(num_gpus=2, optimizer="momentum", clip_gradients=0.5, class_weight="balanced"),
+    "mirrored, accumulated": dict(
+        num_gpus=2, variable_update="mirrored", accumulate_steps=2, optimizer="adamw", weight_decay=0.1
+    ),
+    "muon": dict(optimizer="muon", nesterov=True, ema=0.0, label_smoothing=0.1),
+}
+
+
+def dropped(features, training):
+    return layers.dropout(toy_workload.network(features, training), 0.2, training)
+
+
+def workload_of(network):
+    return dataclasses.replace(toy_workload.WORKLOAD, inference=network)
+
+
+def clusters(built, session):
+    """{device: clusters that a step runs there}"""
+    metadata = v1.RunMetadata()
+    session.run(built.report, options=v1.RunOptions(output_partition_graphs=True), run_metadata=metadata)
+    return collections.Counter(
+        node.device.rpartition(":")[2] for graph in metadata.partition_graphs for node in graph.node
+        if node.op in ("XlaLaunch", "_XlaRun")
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("options", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("network", [dropped, norm_workload.network], ids=["dropout", "batch normalisation"])
+def test_compiled_towers_train_what_others_train(network, options):
+    options = dict(dtype="float64", ema=0.9, learning_rate=0.05, batch_size=6, max_steps=4) | options
+    plain, compiled = (
+        trainings.train(workload_of(network), EXAMPLES, 4, **options, jit_compile=each) for each in ("never", "always")
+    )
+    trainings.assert_same(compiled, plain)
+
+
+def test_a_run_goes_on_compiled_where_it_was_not():
+    options = dict(dtype="float64", optimizer="momentum", batch_size=6, num_gpus=2, max_steps=4)
+    expected = trainings.train(workload_of(dropped), EXAMPLES, 4, **options)
+    with trainings.opened(workload_of(dropped), EXAMPLES, **options) as (built, session):
+        losses = [float(session.run(built.report).loss) for _ in range(2)]
+        values = trainings.snapshot(built, session)
+    with trainings.opened(workload_of(dropped), EXAMPLES, **options, jit_compile="always") as (built, session):
+        trainings.resume(built, session, values)
+        losses += [float(session.run(built.report).loss) for _ in range(2)]
+        trainings.assert_same((losses, trainings.snapshot(built, session)), expected)
+
+
+@pytest.mark.parametrize("jit_compile", ["never", "always"])
+def test_each_towers_passes_are_compiled_if_wanted(jit_compile):
+    options = dict(num_gpus=2, variable_update="mirrored", batch_size=6, jit_compile=jit_compile)
+    with trainings.opened(workload_of(dropped), EXAMPLES, **options) as (built, session):
+        found = clusters(built, session)
+    assert (found["0"] > 0 and found["1"] > 0) if jit_compile == "always" else not found
+
+
+def test_what_draws_random_numbers_stays_outside_of_clusters():
+    with trainings.opened(workload_of(dropped), EXAMPLES, jit_compile="always") as (built, _):
+        drawing = [op for op in built.graph.get_operations() if "StatelessRandom" in op.type]
+        assert drawing and not any(op.node_def.attr["_XlaCompile"].b for op in drawing)
+
+
+def test_the_optimizers_that_would_split_clusters_are_off_only_where_towers_are_compiled():
+    for count, folds in ((1, True), (2, False)):  # several logical CPUs: see leave_to_xla
+        config = v1.ConfigProto(device_count={"CPU": count})
+        xla.leave_to_xla(config)
+        rewrites = config.graph_options.rewrite_options
+        assert rewrites.remapping == rewrites.OFF and (rewrites.constant_folding == rewrites.OFF) == folds
+    config = v1.ConfigProto()
+    xla.leave_to_xla(config)
+    assert not config.device_count, "a count of 0 would leave no CPU"
+
+
+def test_a_step_that_is_not_finite_changes_nothing_where_it_is_compiled():
+    def network(features, training):
+        return toy_workload.network(features, training) * np.inf
+
+    with trainings.opened(workload_of(network), EXAMPLES, jit_compile="always", batch_size=6) as (built, session):
+        before = trainings.snapshot(built, session)
+        report = session.run(built.report)
+        after = trainings.snapshot(built, session)
+    assert not report.finite.all()
+    for name, value in before.items():
+        np.testing.assert_array_equal(after[name], value, err_msg=name)
