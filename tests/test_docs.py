@@ -28,7 +28,8 @@ WAYS = {"by index": "arrays.fetcher", "TFRecord": "tf_records", "tf.data": "tf_d
 CONFIG = dict(num_gpus=2, batch_size=16, optimizer="adam", learning_rate=0.01, summary_every_steps=0)
 OTHERS = {  # of scripts and other programs
     "cases", "check", "count", "data_dir", "durations", "evaluator", "flagfile", "help", "logdir", "minutes", "no-kill",
-    "pictures", "recipe", "seed", "seeds", "steps", "thorough", "trials", "workers",
+    "pictures", "recipe", "seed", "seeds", "steps", "tf_xla_deterministic_cluster_names",
+    "tf_xla_persistent_cache_directory", "thorough", "trials", "workers",
 }  # fmt: skip
 
 
