@@ -1,6 +1,7 @@
 """A workload's functions, called with a check of what they return."""
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,9 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.examples import TRAIN, Examples
 
+_KEPT = re.compile(
+    r"Tensor[ (][\"'](?:tower_\d+/)?([^\"':]+).*(?:must be from the same graph as|is out of scope)", re.DOTALL
+)
 _TENSORS = "a tensor, or a tuple or dict of tensors, each [batch, ...]"
 
 
@@ -32,6 +36,13 @@ def call(workload, name: str, *args, **named) -> Any:
         raise errors.GraphError(
             f"{owner}: {name} left the program by sys.exit({error.code!r}). Let it raise an error, or return."
         ) from error
+    except (TypeError, ValueError) as error:  # TensorFlow's InaccessibleTensorError is a TypeError
+        if kept := _KEPT.search(str(error)):
+            raise errors.GraphError(
+                f"{owner}: {name} uses the tensor {kept[1]} of an earlier call, which belongs to another graph: each "
+                "call builds its own. Keep numbers of numpy or Python between calls, and make the tensor in each."
+            ) from error
+        raise
     is_right, wanted = _WANTED[name]
     if not is_right(returned, *args):
         raise errors.returned(owner, name, returned, wanted)

@@ -71,3 +71,52 @@ def test_what_a_network_assigns_is_the_mean_over_towers_once_a_step(options):
     of_all = examples.first(96)[0].astype("float64").mean(axis=0)
     assert variables["count"] == 2
     assert variables["mean"] == pytest.approx(0.25 + 0.75 * of_all, rel=1e-12)
+
+
+def of_trainable(features, training):
+    """L2 over all trained variables, and over a collection that the network fills, as TensorFlow 1's tutorials do."""
+    kernel = v1.get_variable("w/kernel", [4, 3], features.dtype)
+    v1.add_to_collection("decayed", kernel)
+    found = [*v1.trainable_variables(), *v1.get_collection("decayed")]
+    assert len(found) == 2
+    return features @ kernel + 0.1 * tf.add_n([tf.nn.l2_loss(each) for each in found])
+
+
+def of_teacher(features, training):
+    """A moving average by the variable's name, and values from which variables begin, with their dtypes."""
+    kernel, average = v1.get_variable("w", [4, 3], features.dtype), tf.train.ExponentialMovingAverage(0.9, name="slow")
+    steps = v1.get_variable("steps", initializer=0, trainable=False)
+    half = v1.get_variable("half", initializer=0.5, trainable=False)
+    steps.assign_add(1)
+    v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, average.apply([kernel]))
+    assert steps.dtype == tf.int32 and half.dtype == tf.float32
+    return features @ kernel + tf.cast(half, features.dtype) * tf.stop_gradient(features @ average.average(kernel))
+
+
+@pytest.mark.parametrize("network", [of_trainable, of_teacher])
+def test_towers_find_their_own_copies_in_collections_and_by_name(network):
+    def train(**options):
+        workload, examples = Workload("n", None, network), toy_workload.load(DataRequest("train"))
+        return trainings.train(workload, examples, 3, dtype="float64", **options)
+
+    one = train(batch_size=8)
+    for update in ("cpu", "mirrored"):
+        trainings.assert_same(train(num_gpus=2, batch_size=4, variable_update=update), one)
+
+
+def test_a_state_that_follows_the_weights_reads_them_before_their_update():
+    """Sixteen variables of 40 steps each, as the order of two operations is chance."""
+
+    def network(features, training):
+        kernels = [v1.get_variable(f"w{i}", [4, 3], features.dtype) for i in range(16)]
+        for i, kernel in enumerate(kernels):
+            v1.get_variable(f"slow{i}", [4, 3], features.dtype, trainable=False).assign(1 * kernel)
+        return features @ tf.add_n(kernels)
+
+    workload, examples = Workload("n", None, network), toy_workload.load(DataRequest("train"))
+    with trainings.opened(workload, examples, batch_size=8, learning_rate=0.5) as (built, session):
+        for _ in range(40):
+            before = trainings.snapshot(built, session)
+            session.run(built.report)
+            after = trainings.snapshot(built, session)
+            assert all((after[f"slow{i}"] == before[f"w{i}"]).all() for i in range(16))

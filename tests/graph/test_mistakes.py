@@ -214,6 +214,10 @@ OTHERS = {  # {what: (class, fields of the workload, examples, options, words)}
         CONFIG, dict(inference=lambda x, training: layers.batch_normalization(x, training) @ tf.ones([4, 3], x.dtype)),
         EXAMPLES, dict(elastic="1:1", train_dir="x"), "--elastic=1:1: workload toy normalises .*batch_norm=tower",
     ),
+    "a variable in parts": (
+        GRAPH, dict(inference=lambda x, _: v1.get_variable("t", [4, 3], partitioner=v1.fixed_size_partitioner(2))),
+        EXAMPLES, {}, "t has a partitioner: each copy of a variable is whole",
+    ),
     "NCCL on CPUs": (
         CONFIG, {}, EXAMPLES, MIRRORED | dict(all_reduce="nccl"), "--all_reduce=nccl is for GPUs, but .*/cpu:1",
     ),

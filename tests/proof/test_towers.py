@@ -2,6 +2,8 @@
 
 import json
 import re
+import sys
+import types
 
 import jobs
 import pytest
@@ -11,9 +13,11 @@ import trainings
 from toy_workload import layer
 from toy_workload import network as plain
 
+import cifar10
 from tower_train import Config, Workload, errors, layers
 from tower_train.proof import towers
 from tower_train.workload import DataRequest
+from tower_train.workloads import image_folder
 
 EXAMPLES = toy_workload.load(DataRequest("train"))
 MIRRORED, IN_TURN = dict(variable_update="mirrored"), dict(num_gpus=1, accumulate_steps=2)
@@ -186,10 +190,44 @@ def test_a_run_compares_once_for_a_number_of_towers(tmp_path, capsys):
         (dict(accumulate_steps=2), "cifar10s.mine", True),
         (dict(num_gpus=1), "mine", False),
         (dict(num_gpus=1, check_towers="2"), "cifar10", True),
-        (dict(num_gpus=2), "cifar10", False),
-        (dict(num_gpus=2), "tower_train.workloads.image_folder", False),
+        (dict(num_gpus=2), cifar10.__name__, False),
+        (dict(num_gpus=2), image_folder.__name__, False),
         (dict(num_gpus=2, check_towers="never"), "mine", False),
     ],
 )
 def test_when_towers_are_compared(options, path, expected):
     assert towers.is_due(Config(**options), path) == expected
+
+
+def test_a_workload_is_the_trainers_by_its_file_not_its_name(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cifar10", types.SimpleNamespace(__file__="/home/me/cifar10.py"))
+    assert towers.is_due(Config(num_gpus=2), "cifar10")
+
+
+def test_a_network_that_needs_several_examples_a_tower_is_compared_with_them(monkeypatch):
+    def squeezed(features, training):
+        return tf.ensure_shape(tf.squeeze(plain(features, training)), [features.shape[0], 3])
+
+    monkeypatch.setattr(towers, "_HEAVY", 0)  # with one example at first
+    assert compared(squeezed).examples == 8
+
+
+def test_another_mode_is_compared_anew(tmp_path, capsys):
+    workload, options = Workload("moving", lambda _: EXAMPLES, plain), dict(num_gpus=2, check_towers="auto")
+    jobs.train_toy(tmp_path, workload=workload, max_steps=1, **options)
+    assert "2 equal 1" in capsys.readouterr().out
+    jobs.train_toy(tmp_path, workload=workload, max_steps=2, **options)
+    assert "2 equal 1" not in capsys.readouterr().out
+    jobs.train_toy(tmp_path, workload=workload, max_steps=3, variable_update="mirrored", **options)
+    assert "2 equal 1" in capsys.readouterr().out
+
+
+def test_a_tensor_of_an_earlier_call_is_named():
+    kept = []
+
+    def network(features, training):
+        kept.append(plain(features, training))
+        return kept[-1] + tf.reduce_mean(kept[0])
+
+    with pytest.raises(errors.GraphError, match="workload small: inference uses the tensor .* of an earlier call"):
+        compared(network)

@@ -6,7 +6,7 @@ towers together do once what one tower does.
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -60,27 +60,40 @@ def begin_tower(decays: Sequence[tf.Tensor]) -> None:
 
 
 @contextlib.contextmanager
-def variables_of_tower() -> Iterator[Callable[[tf.Variable], None]]:
-    """Lets the collection of all variables hold those that this tower has asked for, as it did in the first tower.
+def variables_of_tower(collections: Mapping[str, Sequence[str]]) -> Iterator[Callable[[str, tf.Variable], None]]:
+    """Lets collections hold the variables, or their copies, that this tower has asked for, as in the first tower.
 
     tf.compat.v1.layers, and slim's, collect a regularizer's value only for a variable that was not there before.
 
-    Yields:
-      A function that notes a variable for which the tower has asked.
-    """
-    variables, noted = v1.get_collection_ref(v1.GraphKeys.GLOBAL_VARIABLES), []
-    before = list(variables)
-    variables[:] = []
+    Args:
+      collections: {variable's name: the collections in which it was created}.
 
-    def note(variable: tf.Variable) -> None:
-        if not any(variable is each for each in variables):
-            noted.append(variable)
-            variables.append(variable)
+    Yields:
+      A function that notes a variable for which the tower has asked, by the original's name.
+    """
+    all_names = v1.get_default_graph().get_all_collection_keys()
+    before = {name: v1.get_collection(name) for name in {v1.GraphKeys.GLOBAL_VARIABLES, *all_names}}
+    for name, held in list(before.items()):
+        of_network = (isinstance(each, tf.Variable) and each.op.name in collections for each in held)
+        if name == v1.GraphKeys.GLOBAL_VARIABLES or any(of_network):
+            v1.get_collection_ref(name)[:] = []
+        else:
+            del before[name]
+    noted: set[int] = set()
+
+    def note(original: str, variable: tf.Variable) -> None:
+        for name in collections.get(original, (v1.GraphKeys.GLOBAL_VARIABLES,)):
+            held = v1.get_collection_ref(name)
+            if not any(variable is each for each in held):
+                noted.add(id(variable))
+                held.append(variable)
 
     try:
         yield note
     finally:
-        variables[:] = before + [each for each in variables if not any(each is other for other in noted)]
+        for name in before:
+            held = v1.get_collection_ref(name)
+            held[:] = before[name] + [each for each in held if id(each) not in noted]
 
 
 def whole_loss(loss: tf.Tensor, decays: Sequence[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:

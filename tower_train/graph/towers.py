@@ -136,10 +136,13 @@ def _cast_floating(tensors: Tensors, dtype: tf.DType) -> Tensors:
     return tf.nest.map_structure(lambda t: tf.cast(t, dtype) if t.dtype.is_floating else t, tensors)
 
 
-def kept_in_full_precision(getter, name, shape=None, dtype=tf.float32, *args, **kwargs):
+def kept_in_full_precision(getter, name, shape=None, dtype=tf.float32, initializer=None, *args, **kwargs):
     """Gets a copy of a float32 variable for a network that asks for one below float32; a custom getter."""
     dtype = tf.as_dtype(dtype)
-    variable = getter(name, shape, variable_dtype(dtype), *args, **kwargs)
+    if initializer is not None and not callable(initializer):  # a value, whose dtype is that of the variable
+        value = tf.convert_to_tensor(initializer)
+        dtype, initializer = value.dtype, tf.cast(value, variable_dtype(value.dtype))
+    variable = getter(name, shape, variable_dtype(dtype), initializer, *args, **kwargs)
     if variable.dtype.base_dtype == dtype:
         return variable
     return tf.cast(variable, dtype)

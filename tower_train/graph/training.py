@@ -83,7 +83,9 @@ def training_graph(workload: Workload, examples: Examples, config: Config, devic
         updates = _updates(config, rate, context, counters, replicas)
         if hard:
             updates.append(hard.prepare_note(counters.examples_seen.read_value(), all_reduce.gather))
-        with tf.control_dependencies(all_reduce.operations):  # all of them, or other devices would wait for ever
+        # All of them, or other devices would wait for ever; and what layers assign, which may be read from the weights.
+        before = [*all_reduce.operations, *(each.value.op for replica in replicas for each in replica.moving)]
+        with tf.control_dependencies(before):
             finite = update_if_finite(  # finite.op, a conditional, is the step
                 [(tower.loss, tower.gradients) for tower in built], replicas[0].mean_grads, loss,
                 apply=lambda: counters.count(scale.after_update(), after=[build() for build in updates]),

@@ -25,6 +25,8 @@ class Variables:
     Attributes:
       device: string of its device.
       network: {name: (variable, its regularizer or None)}, in the order of creation.
+      collections: {name of an original: the collections in which it was created}.
+      trainable: the originals that are trained, in the order of creation.
       states: variables of its optimizer and its moving averages, in the order of creation.
       decays: the values of the regularizers, in the order of the variables.
     """
@@ -33,6 +35,8 @@ class Variables:
         """Creates no variables yet. index: over this worker's copies; originals: to be copied, None for those."""
         self.device, self._originals, self._scope = device, originals, f"copy_{index}/" if originals else ""
         self.network: dict[str, tuple[tf.Variable, Callable | None]] = {}
+        self.collections: dict[str, tuple[str, ...]] = {}
+        self.trainable: list[tf.Variable] = []
         self.states: list[tf.Variable] = []
         self.decays: list[tf.Tensor] = []
 
@@ -49,6 +53,8 @@ class Variables:
         """
         if self._originals and not self.network:
             self._copy_network(self._originals.network)
+        originals = self._originals or self
+        self.trainable = v1.trainable_variables()  # those of the first tower; the collection will hold the copies
         collected.begin_tower(self.decays)
         decays = v1.get_collection_ref(v1.GraphKeys.REGULARIZATION_LOSSES)
 
@@ -61,10 +67,21 @@ class Variables:
                     "inference and loss."
                 )
             with tf.device(self.device):
-                return create_variable(**(kwargs if self.device == HOST else _initialized_on_host(kwargs)))
+                created = create_variable(**(kwargs if self.device == HOST else _initialized_on_host(kwargs)))
+            self.trainable += [created] if created.trainable else []
+            names = kwargs.get("collections") or [v1.GraphKeys.GLOBAL_VARIABLES]
+            trainable = [v1.GraphKeys.TRAINABLE_VARIABLES] * created.trainable
+            self.collections[created.op.name] = tuple(dict.fromkeys([*names, *trainable]))
+            return created
 
         def get(get_variable, name, *args, regularizer=None, **kwargs):
+            if kwargs.get("partitioner"):
+                raise errors.GraphError(
+                    f"{name} has a partitioner: each copy of a variable is whole, on one device. Leave the partitioner "
+                    "out, here or in the variable_scope around it."
+                )
             before = len(decays)
+            name = name.removeprefix(self._scope)  # a name made of a copy's, as of its moving average
             variable = get_variable(name, *args, regularizer=regularizer, **kwargs)
             # Plain tensors in place of TensorFlow's objects, which compute the regularizer anew at each use.
             decays[before:] = [each.op.outputs[each.value_index] for each in decays[before:]]
@@ -72,12 +89,12 @@ class Variables:
             if place.index == 0:
                 self.network.setdefault(variable.op.name, (variable, regularizer))
             copy = self.copy_of(variable)
-            note(copy)
+            note(variable.op.name, copy)
             return copy if variable.trainable else collected.assigned_once(copy)
 
         with (
             _explained(),
-            collected.variables_of_tower() as note,
+            collected.variables_of_tower(originals.collections) as note,
             tf.variable_creator_scope(create),
             v1.variable_scope(v1.get_variable_scope(), reuse=place.index > 0 and v1.AUTO_REUSE, custom_getter=get),
             tf.device(place.device),
@@ -89,12 +106,11 @@ class Variables:
 
     def gradients(self, loss: tf.Tensor) -> GradientsAndVariables:
         """Returns the gradients of a tower's loss for these trained variables, each with the original."""
-        originals = v1.trainable_variables()
-        return list(zip(v1.gradients(loss, self.trained()), originals, strict=True))
+        return list(zip(v1.gradients(loss, self.trained()), self.trainable, strict=True))
 
     def trained(self) -> list[tf.Variable]:
         """Returns the trained variables."""
-        return [self.copy_of(variable) for variable in v1.trainable_variables()]
+        return [self.copy_of(variable) for variable in self.trainable]
 
     def name_of(self, variable: tf.Variable) -> str:
         """Returns the canonical name of one of these variables."""

@@ -6,7 +6,10 @@ The steps are on the first examples of the run, on the host, in float64 if the n
 
 import contextlib
 import dataclasses
+import itertools
 import math
+import pathlib
+import sys
 import time
 from collections.abc import Mapping, Sequence
 
@@ -27,7 +30,8 @@ _MOST_DEVICES, _MOST_BATCHES = 4, 2  # of --check_towers=auto; more towers would
 _LARGE = 1_500  # operations of a tower from which on building them takes many seconds
 _HEAVY = 100_000_000  # multiplications for an example from which on steps do, in float64
 _LONG_SECS = 10  # from which on the log tells before how long it takes
-_OURS = ("cifar10", "tower_train")  # packages with workloads that the tests hold to the promise
+_ROOT = pathlib.Path(__file__).parents[2]
+_OURS = (_ROOT / "cifar10", _ROOT / "tower_train")  # whose workloads the tests hold to the promise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +116,9 @@ def is_due(config: Config, import_path: str | None, stateful: Sequence[str] = ()
         return False
     if config.check_towers != "auto":
         return True
-    return config.batches_per_step > 1 and (import_path or "").partition(":")[0].partition(".")[0] not in _OURS
+    file = getattr(sys.modules.get((import_path or "").partition(":")[0]), "__file__", None)  # names may be a user's
+    is_ours = file is not None and any(pathlib.Path(file).is_relative_to(folder) for folder in _OURS)
+    return config.batches_per_step > 1 and not is_ours
 
 
 def compare_towers(workload: Workload, examples: Examples, config: Config, graph: TrainingGraph) -> Outcome | str:
@@ -134,15 +140,18 @@ def compare_towers(workload: Workload, examples: Examples, config: Config, graph
     normalizes = graph.compared.normalizes
     # Batch statistics of two examples magnify roundings beyond measure.
     each = min((2 if workload.mix else 1) if is_large and not normalizes else EACH, graph.layout.tower_batch)
-    several, one = _configs(config, graph, each)
+    sizes = [_configs(config, graph, size) for size in dict.fromkeys([each, min(EACH, graph.layout.tower_batch)])]
+    several, one = sizes[0]
     if one == several:
         return (
             f"*** towers: nothing to compare: there is one, whose {config.accumulate_steps} batches of a step are "
             "normalised each by itself, which one batch of all is not"
         )
-    examples = _at_hand(examples, steps * several.global_batch)
+    examples = _at_hand(examples, steps * sizes[-1][0].global_batch)
     refusals: list[Exception] = _beyond_memory(graph)
-    for dtype in dict.fromkeys(["float64", "float32", config.dtype][len(refusals) :]):
+    dtypes = dict.fromkeys(["float64", "float32", config.dtype][len(refusals) :])
+    # Some programs cannot take one example, as one with tf.squeeze.
+    for (several, one), dtype in itertools.product(sizes, dtypes):
         try:
             with ProgressBar(_columns, total=2 + 3 * steps) as bar:
                 trials = []
@@ -159,9 +168,10 @@ def compare_towers(workload: Workload, examples: Examples, config: Config, graph
         except Exception as error:  # whatever the network raises for small batches, or TensorFlow in another dtype
             refusals.append(error)
     else:
-        if isinstance(refusals[-1], errors.GraphError):
-            raise refusals[-1]
-        return f"*** towers: not compared with one, as a step of few examples fails ({errors.reason(refusals[-1])})."
+        first = refusals[0]  # the others are of dtypes that the network may not be made for
+        if isinstance(first, errors.GraphError):
+            raise first
+        return f"*** towers: not compared with one, as a step of few examples fails ({errors.reason(first)})."
     not_float64 = errors.reason(refusals[0]) if refusals else ""
     outcome = dataclasses.replace(outcome, seconds=time.perf_counter() - began, not_float64=not_float64)
     if outcome.differs and not config.allow_differences:

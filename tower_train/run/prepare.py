@@ -33,6 +33,7 @@ class Start:
 
     Attributes:
       batches_before: of a step of the last start, over all towers of all workers; 0 without one.
+      other_mode: whether variables had another place at the last start, or batches another normalisation.
       steps_done: of earlier starts; final once the start is announced, as is `end`.
       end: the last step of this start.
       checkpoints: saves the graph's variables; None but in the chief.
@@ -50,6 +51,7 @@ class Start:
     notes: list[str]
     last_step: int
     batches_before: int = 0
+    other_mode: bool = False
     steps_done: int = 0
     end: int = 0
     checkpoints: checkpoint.Checkpoints | None = None
@@ -63,8 +65,8 @@ class Start:
 
     @property
     def has_other_towers(self) -> bool:
-        """Whether a step had another number of batches at the last start."""
-        return self.batches_before not in (0, self.config.batches_per_step)
+        """Whether a step had another number of batches at the last start, or its towers another mode."""
+        return self.batches_before not in (0, self.config.batches_per_step) or self.other_mode
 
     def is_summarized(self, step: int) -> bool:
         """Returns whether a step makes a summary, which only the chief writes."""
@@ -95,7 +97,10 @@ def prepare(
     )  # fmt: skip
     notes += [*placed.notes, *graph.notes, *messages.random_notes(graph.random_numbers)]
     last_step = config.last_step(examples.num_examples)
-    start = Start(config, workload, examples, graph, run_dir, run_json, notes, last_step, _batches(before))
+    start = Start(
+        config, workload, examples, graph, run_dir, run_json, notes, last_step, _batches(before),
+        _is_other_mode(before, config),
+    )  # fmt: skip
     return _prepare_chief(start, before, stack) if membership.task.is_chief else start
 
 
@@ -120,6 +125,12 @@ def _batches(run_json: dict) -> int:
     options = run_json.get("config", {})
     workers = len((options.get("worker_hosts") or "").split(","))
     return len(run_json.get("devices", ())) * options.get("accumulate_steps", 1) * workers
+
+
+def _is_other_mode(run_json: dict, config: Config) -> bool:
+    options = run_json.get("config", {})
+    modes = ("variable_update", "batch_norm")
+    return any(options[name] != getattr(config, name) for name in modes if name in options)
 
 
 def _prepare_chief(start: Start, before: dict, stack: contextlib.ExitStack) -> Start:
