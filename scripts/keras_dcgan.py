@@ -1,6 +1,7 @@
 """Trains a DCGAN (Radford et al. 2015) on Fashion-MNIST with N GPUs: keras_dcgan.py --num_gpus=2 --data_dir=DIRECTORY
 
-Its custom training step, tower_step, has two losses with two optimizers, the second on what the first has trained.
+Its own train_step, which Keras runs on one device too, has two losses with two optimizers, the second on what the first
+has trained.
 """
 
 import argparse
@@ -29,7 +30,6 @@ import tensorflow as tf  # noqa: E402
 from keras import layers, ops  # noqa: E402
 
 import tower_train  # noqa: E402
-from tower_train import steps  # noqa: E402
 from tower_train.data import idx  # noqa: E402
 
 LATENT, SIDE = 64, 8  # numbers that an image is generated from; images a side of a picture
@@ -78,15 +78,19 @@ class DCGAN(keras.Model):
     def fakes(self, count):
         return self.generator(keras.random.normal([count, LATENT], seed=self.seeds), training=True)
 
-    def tower_step(self, images):
+    def train_step(self, images):
         count = ops.shape(images)[0]
-        of_real = self.discriminator(images, training=True)
-        of_fake = self.discriminator(self.fakes(count), training=True)
-        d_loss = ops.mean(ops.softplus(-of_real)) + ops.mean(ops.softplus(of_fake))  # -log of its probabilities
-        yield steps.Loss(d_loss, self.discriminator.trainable_weights, self.d_optimizer)
+        with tf.GradientTape() as tape:
+            of_real = self.discriminator(images, training=True)
+            of_fake = self.discriminator(self.fakes(count), training=True)
+            d_loss = ops.mean(ops.softplus(-of_real)) + ops.mean(ops.softplus(of_fake))  # -log of its probabilities
+        weights = self.discriminator.trainable_weights
+        self.d_optimizer.apply_gradients(zip(tape.gradient(d_loss, weights), weights, strict=True))
 
-        g_loss = ops.mean(ops.softplus(-self.discriminator(self.fakes(count), training=True)))
-        yield steps.Loss(g_loss, self.generator.trainable_weights, self.g_optimizer)
+        with tf.GradientTape() as tape:
+            g_loss = ops.mean(ops.softplus(-self.discriminator(self.fakes(count), training=True)))
+        weights = self.generator.trainable_weights
+        self.g_optimizer.apply_gradients(zip(tape.gradient(g_loss, weights), weights, strict=True))
         return {"d_loss": d_loss, "g_loss": g_loss}
 
 

@@ -1,8 +1,9 @@
-"""Custom training steps of Keras models for multi_gpu_model: the requests that a model's `tower_step` yields.
+"""What a `train_step` of a Keras model's own may say to the towers of multi_gpu_model: that it needs the rows of the
+whole batch, and what is done once. On one device both do nothing.
 
 from tower_train import steps
 """
 
-from tower_train.fronts.lockstep.requests import Join, Loss, Once
+from tower_train.fronts.lockstep.step import join, once
 
-__all__ = ["Join", "Loss", "Once"]
+__all__ = ["join", "once"]

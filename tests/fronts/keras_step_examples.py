@@ -6,34 +6,15 @@ from keras_examples import EXAMPLES, classes, dense, example, numbers
 
 from tower_train import steps
 
-__all__ = ["EXAMPLES", "OneDevice"]
+__all__ = ["EXAMPLES"]
 layers, ops = keras.layers, keras.ops
 
 
-class OneDevice:
-    """A model whose `train_step` does what its `tower_step` asks for, by GradientTapes on one device."""
-
-    def train_step(self, data):
-        requests, answer = self.tower_step(data), None
-        while True:
-            losses = []
-            with tf.GradientTape(persistent=True) as tape:
-                try:
-                    while isinstance(request := requests.send(answer), steps.Join):
-                        answer = request.tensors
-                except StopIteration as end:
-                    return end.value
-                if not isinstance(request, steps.Once):
-                    losses = request if isinstance(request, list) else [request]
-                    scaled = [(each.optimizer or self.optimizer).scale_loss(each.value) for each in losses]
-            answer = None if losses else request.function()
-            trained = [self.trainable_weights if each.variables is None else each.variables for each in losses]
-            of_losses = [tape.gradient(*pair) for pair in zip(scaled, trained, strict=True)] if losses else []
-            for loss, grads, variables in zip(losses, of_losses, trained, strict=True):
-                (loss.optimizer or self.optimizer).apply_gradients(zip(grads, variables, strict=True))
+def update(optimizer, tape, loss, weights):
+    optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
 
 
-class Gan(OneDevice, keras.Model):
+class Gan(keras.Model):
     """generative/dcgan_overriding_train_step.py and wgan_gp.py."""
 
     def __init__(self):
@@ -64,13 +45,15 @@ class Gan(OneDevice, keras.Model):
         norm = tf.sqrt(tf.reduce_sum(tf.square(tape.gradient(scores, [between])[0]), axis=1))
         return loss + 10 * tf.reduce_mean((norm - 1.0) ** 2)
 
-    def tower_step(self, real):
+    def train_step(self, real):
         count = tf.shape(real)[0]
         for _ in range(2):
-            d_loss = self.d_loss(real, count)
-            yield steps.Loss(d_loss, self.discriminator.trainable_weights, self.d_optimizer)
-        g_loss = -ops.mean(self.scores(self.fakes(count)))
-        yield steps.Loss(g_loss, self.generator.trainable_weights, self.g_optimizer)
+            with tf.GradientTape() as tape:
+                d_loss = self.d_loss(real, count)
+            update(self.d_optimizer, tape, d_loss, self.discriminator.trainable_weights)
+        with tf.GradientTape() as tape:
+            g_loss = -ops.mean(self.scores(self.fakes(count)))
+        update(self.g_optimizer, tape, g_loss, self.generator.trainable_weights)
         self.d_loss_metric.update_state(d_loss, sample_weight=count)
         return {"d_loss": self.d_loss_metric.result(), "g_loss": g_loss}
 
@@ -84,7 +67,7 @@ def gan():
     return Gan()
 
 
-class Contrastive(OneDevice, keras.Model):
+class Contrastive(keras.Model):
     """vision/semisupervised_simclr.py, and after MoCo v3 (Chen et al. 2021, algorithm 1)."""
 
     def __init__(self):
@@ -104,19 +87,21 @@ class Contrastive(OneDevice, keras.Model):
             slow.assign(0.9 * slow + 0.1 * fast)
         self.temperature.assign(ops.clip(self.temperature, 0.01, 100.0))
 
-    def tower_step(self, data):
+    def train_step(self, data):
         x, labels = data
-        views = [self.encoder(self.augmenter(x, training=True)) for _ in range(2)]
-        first, second, keys, of_all = yield steps.Join((*views, self.target(x) + 0.1 * views[0], x[:, 0]))
-        places, similarities = ops.arange(ops.shape(first)[0]), self.similarities(first, second)
-        mine, logits = ops.argmax(ops.equal(x[:, :1], of_all[None, :]), axis=1), self.similarities(views[1], keys)
-        self.hits.update_state(mine, logits)
         crossentropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        loss = crossentropy(places, similarities) + crossentropy(mine, logits)
-        yield steps.Loss(loss, [*self.encoder.trainable_weights, self.temperature])
-        yield steps.Once(lambda: self.finish(places, similarities))
-        probed = crossentropy(labels, self.probe(self.encoder(x)))
-        yield steps.Loss(probed, self.probe.trainable_weights, self.probe_optimizer)
+        with tf.GradientTape() as tape:
+            views = [self.encoder(self.augmenter(x, training=True)) for _ in range(2)]
+            first, second, keys, of_all = steps.join((*views, self.target(x) + 0.1 * views[0], x[:, 0]))
+            places, similarities = ops.arange(ops.shape(first)[0]), self.similarities(first, second)
+            mine, logits = ops.argmax(ops.equal(x[:, :1], of_all[None, :]), axis=1), self.similarities(views[1], keys)
+            loss = crossentropy(places, similarities) + crossentropy(mine, logits)
+        self.hits.update_state(mine, logits)
+        update(self.optimizer, tape, loss, [*self.encoder.trainable_weights, self.temperature])
+        steps.once(lambda: self.finish(places, similarities))
+        with tf.GradientTape() as tape:
+            probed = crossentropy(labels, self.probe(self.encoder(x)))
+        update(self.probe_optimizer, tape, probed, self.probe.trainable_weights)
         return {metric.name: metric.result() for metric in self.metrics}
 
 

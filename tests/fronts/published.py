@@ -5,8 +5,8 @@
 
 In float64 on made-up data, up to the second `fit`, at most two epochs each. The files are those of docs/migration.md's
 table. On both sides `keras_core` is keras; `tf.random` draws as keras.random does; batch normalisation, which sees a
-tower's part of a batch, is layer normalisation; `prepare` mends what fails in Keras itself. In towers a model with a
-`train_step` has the `tower_step` of published_steps.py.
+tower's part of a batch, is layer normalisation; `prepare` mends what fails in Keras itself. SimCLR's contrastive loss
+gets the rows of all towers, one line (`joins`).
 """
 
 import contextlib
@@ -21,11 +21,11 @@ import zipfile
 
 import keras
 import numpy as np
-import published_steps
 import tensorflow as tf
 from PIL import Image
 
 import tower_train
+import tower_train.steps
 
 EXAMPLES, BATCH, EPOCHS, FITS = 60, 25, 2, 2
 PAIRS_FROM = 30_000  # siamese_contrastive.py validates on the examples from here on
@@ -107,6 +107,13 @@ def prepare():
     return seed
 
 
+def joins(cls):
+    """Joins the rows that semisupervised_simclr.py compares with each other."""
+    if cls.__name__ == "ContrastiveModel" and not hasattr(cls, "joined"):
+        cls.joined, compare = True, cls.contrastive_loss
+        cls.contrastive_loss = lambda self, *views: compare(self, *tower_train.steps.join(views))
+
+
 def runs(path, seed, gpus):
     """Returns (batches, weights) of each `fit` of a program, all of whose models train in so many towers."""
     global rng
@@ -118,8 +125,7 @@ def runs(path, seed, gpus):
         keras.Model.fit, batches = fit, []
         seed.state.assign([0, 3])
         keras.utils.set_random_seed(2)
-        if gpus and (step := vars(published_steps).get(type(model).__name__)):
-            type(model).tower_step = step
+        joins(type(model))
         trained = tower_train.multi_gpu_model(model, gpus=gpus) if gpus else model
         noting = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: batches.append(batch))
         args, kwargs = keras.tree.map_structure(

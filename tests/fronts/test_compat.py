@@ -30,7 +30,7 @@ BELOW = {  # modules under the room that touch a private name, and where that is
     "graph/update.py": "tests/graph/test_loss_scale.py",
     "graph/variables.py": "tests/proof/test_programs.py",
     "inference/curves.py": "tests/inference/test_curves.py",
-    "proof/normalization.py": "tests/proof",
+    "normalization.py": "tests/graph/test_batch_normalization.py",
     "proof/operations.py": "tests/proof",
 }
 

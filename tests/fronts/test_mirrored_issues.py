@@ -16,10 +16,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras_examples import numbers
-from keras_step_examples import OneDevice
 
 import tower_train
-from tower_train import steps
 
 layers, ops, optimizers = keras.layers, keras.ops, keras.optimizers
 REPLICAS = ("/cpu:0", "/cpu:1")
@@ -42,7 +40,7 @@ def network(*middle, last=3, activation=None):
     return keras.Sequential([keras.Input([4]), layers.Dense(5, "tanh"), *made, layers.Dense(last, activation)])
 
 
-class OwnStep(OneDevice, keras.Model):
+class OwnStep(keras.Model):
     """A step of the program's own."""
 
     def __init__(self):
@@ -52,10 +50,12 @@ class OwnStep(OneDevice, keras.Model):
     def call(self, x):
         return self.network(x)
 
-    def tower_step(self, data):
+    def train_step(self, data):
         x, y = data
-        loss = ops.mean(ops.square(self(x, training=True) - y))
-        yield steps.Loss(loss)
+        with tf.GradientTape() as tape:
+            loss = ops.mean(ops.square(self(x, training=True) - y))
+        weights = self.trainable_weights
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
         return {"loss": loss}
 
 

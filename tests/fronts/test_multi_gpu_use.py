@@ -178,14 +178,6 @@ class TestMisuse:
         with pytest.raises(ValueError, match="call `compile\\(\\)`"):
             tower_train.multi_gpu_model(self.model(), gpus=2).fit(np.ones([4, 4]), np.ones([4, 3]))
 
-    def test_a_model_with_a_training_step_of_its_own(self):
-        class Own(keras.Model):
-            def train_step(self, data):
-                return {}
-
-        with pytest.raises(ConfigError, match="Own defines its own train_step"):
-            tower_train.multi_gpu_model(Own(), gpus=2)
-
     @pytest.mark.parametrize(("name", "layer"), [
         ("stateful", lambda: layers.SimpleRNN(3, stateful=True)),
         ("synchronized", lambda: layers.BatchNormalization(synchronized=True)),

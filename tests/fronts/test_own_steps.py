@@ -4,17 +4,16 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_step_examples import OneDevice
 from keras_twins import assert_same, fit_both
 
 import tower_train
 from tower_train import steps
-from tower_train.errors import ConfigError, GraphError
+from tower_train.errors import GraphError, UserError
 
 layers, ops = keras.layers, keras.ops
 
 
-class Tagger(OneDevice, keras.Model):
+class Tagger(keras.Model):
     """Means over tokens that are not masked, two losses of one forward pass, a normalised kernel, metrics."""
 
     def __init__(self):
@@ -35,15 +34,17 @@ class Tagger(OneDevice, keras.Model):
         self.accuracy.update_state(labels, logits, sample_weight=mask)
         return of_tags * mask, ops.mean(ops.square(self.sizes(hidden) - x))
 
-    def tower_step(self, data):
+    def train_step(self, data):
         x, labels, mask = data
-        of_tags, of_sizes = self.losses_of(x, labels, mask)
-        of_tags, mask = yield steps.Join((of_tags, mask))
-        loss = ops.sum(of_tags) / ops.sum(mask)
-        yield [
-            steps.Loss(loss, [*self.body.trainable_weights, *self.tags.trainable_weights]),
-            steps.Loss(of_sizes, self.sizes.trainable_weights, self.size_optimizer),
-        ]
+        with tf.GradientTape(persistent=True) as tape:
+            of_tags, of_sizes = self.losses_of(x, labels, mask)
+            of_tags, mask = steps.join((of_tags, mask))
+            loss = ops.sum(of_tags) / ops.sum(mask)
+            scaled = self.size_optimizer.scale_loss(of_sizes)
+        weights = [*self.body.trainable_weights, *self.tags.trainable_weights]
+        grads, of_size = tape.gradient(loss, weights), tape.gradient(scaled, self.sizes.trainable_weights)
+        self.optimizer.apply_gradients(zip(grads, weights, strict=True))
+        self.size_optimizer.apply(of_size, self.sizes.trainable_weights)
         self.mean_loss.update_state(of_sizes, sample_weight=tf.shape(x)[0])
         return {"accuracy": self.accuracy.result(), "sizes": self.mean_loss.result()}
 
@@ -61,11 +62,13 @@ def test_masks_metrics_loss_scales_and_fewer_examples_than_towers(float64):
 class Guide(keras.Model):
     """The step of Keras' guide "Customizing what happens in fit"."""
 
-    def tower_step(self, data):
+    def train_step(self, data):
         x, y = data
-        y_pred = self(x, training=True)
-        loss = self.compute_loss(y=y, y_pred=y_pred)  # with the regularizers'
-        yield steps.Loss(loss)
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=y_pred)  # with the regularizers'
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
         for metric in self.metrics:
             metric.update_state(loss) if metric.name == "loss" else metric.update_state(y, y_pred)
         return {metric.name: metric.result() for metric in self.metrics}
@@ -83,7 +86,25 @@ def test_the_step_of_keras_guide_trains_and_reports_what_keras_does(float64):
     assert_same(trained, 1e-9)
 
 
-METRIC = keras.metrics.Mean(name="elsewhere")
+class OfKeras(keras.Model):
+    """Keras' own step, called by the model's: on the parts of a batch."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        return logs | {"twice": 2 * logs["loss"]}
+
+
+@pytest.mark.parametrize("kind", [Guide, OfKeras])
+def test_a_step_unchanged_is_that_of_one_device(float64, kind):
+    def build():
+        inputs = keras.Input([4])
+        hidden = layers.Dropout(0.3)(layers.Dense(5, "tanh", activity_regularizer="l2")(inputs))
+        return kind(inputs, layers.Dense(1, kernel_regularizer="l2")(hidden))
+
+    x = np.random.default_rng(0).normal(size=[15, 4])
+    settings = {"optimizer": "adam", "loss": "mse", "metrics": ["mae"]}
+    for towers in (1, 2, 3):
+        assert_same(fit_both(build, towers, settings, x, x[:, :1], 5), 1e-12)
 
 
 class Own(keras.Model):
@@ -97,11 +118,12 @@ class Own(keras.Model):
     def call(self, x):
         return self.dense(self.norm(x))
 
-    def tower_step(self, x):
+    def train_step(self, x):
         return self.step(self, x)
 
-    def train_step(self, data):
-        raise AssertionError("of one device")
+    def minimize(self, loss, tape, weights=None):
+        weights = self.trainable_weights if weights is None else weights
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
 
     def test_step(self, data):
         return {"squares": ops.mean(ops.square(self(data)))}
@@ -115,8 +137,9 @@ def own(step, gpus=2):
 
 def test_callbacks_files_evaluation_and_moving_averages(tmp_path):
     def step(self, x):
-        loss = ops.mean(self.dense(self.norm(x, training=True)))
-        yield steps.Loss(loss)
+        with tf.GradientTape() as tape:
+            loss = ops.mean(self.dense(self.norm(x, training=True)))
+        self.minimize(loss, tape)
         return {"loss": loss}
 
     parallel, path = own(step, gpus=3), tmp_path / "w.weights.h5"
@@ -134,66 +157,48 @@ def test_callbacks_files_evaluation_and_moving_averages(tmp_path):
     np.testing.assert_allclose(other(x), outputs, atol=1e-6)
 
 
-def yielding(request):
-    """A step that yields request(model, its batch, the loss)."""
+def after_an_update(function):
+    """A step that updates, and returns function(model, batch, the loss)."""
 
     def step(self, x):
-        yield request(self, x, ops.mean(self.dense(x)))
-
-    return step
-
-
-def after_a_loss(function):
-    """A step that yields a loss, and returns function(model, batch, the loss)."""
-
-    def step(self, x):
-        loss = ops.mean(self.dense(x))
-        yield steps.Loss(loss)
+        with tf.GradientTape() as tape:
+            loss = ops.mean(self.dense(x))
+        self.minimize(loss, tape, self.dense.trainable_weights)
         return function(self, x, loss)
 
     return step
 
 
-def late_loss(self, x):
-    loss = ops.mean(self.dense(x))
-    yield steps.Loss(loss)
-    yield steps.Loss(2 * loss)
-
-
-def own_update(self, x):
+def in_a_branch(self, x):
     with tf.GradientTape() as tape:
         loss = ops.mean(self.dense(x))
     weights = self.dense.trainable_weights
-    self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
-    yield steps.Join(x)
+    grads = tape.gradient(loss, weights)
+    apply = lambda: self.optimizer.apply_gradients(zip(grads, weights, strict=True))  # noqa: E731
+    tf.cond(loss > 0, lambda: [apply(), 1][1], lambda: 1)
+    return {"loss": loss}
 
 
 @pytest.mark.parametrize(
     "step, message",
-    [(lambda self, x: steps.Loss(ops.mean(self.dense(x))), "tower_step returns Loss; yield"),
-     (yielding(lambda model, x, loss: loss), "tower_step yields SymbolicTensor; yield a steps"),
-     (yielding(lambda model, x, loss: steps.Loss(model.dense(x)[:, 0])),
-      r"a Loss of float32 with shape \(.*\); give a .*tf.reduce_mean"),
-     (yielding(lambda model, x, loss: steps.Loss(loss, METRIC.variables)), "depends on none of its 2 variables"),
-     (yielding(lambda model, x, loss: steps.Loss(loss, [])), "depends on none of its 0 variables"),
-     (yielding(lambda model, x, loss: steps.Loss(loss * keras.random.gamma([], 1.0))), "keras.random.gamma.*gpus=1"),
-     (yielding(lambda model, x, loss: steps.Join(loss)), "Join of a scalar"),
-     (late_loss, "depends on none of its 2 variables.*compute the loss anew"),
-     (own_update, "calls apply_gradients.*Yield steps.Loss"),
-     (after_a_loss(lambda model, x, loss: {"rows": x}), r"returns .'rows': .*; give a dict of scalars"),
-     (after_a_loss(lambda model, x, loss: None), "returns None; give a dict"),
-     (after_a_loss(lambda model, x, loss: loss), "returns .*; give a dict")],
+    [(lambda self, x: steps.join(ops.mean(x)), "steps.join got a scalar"),
+     (lambda self, x: keras.random.gamma([], 1.0), "keras.random.gamma.*gpus=1"),
+     (in_a_branch, "^apply_gradients of SGD is inside of a branch"),
+     (after_an_update(lambda model, x, loss: {"rows": x}), r"returns .'rows': .*; give a dict of scalars"),
+     (after_an_update(lambda model, x, loss: None), "returns None; give a dict"),
+     (after_an_update(lambda model, x, loss: loss), "returns .*; give a dict")],
 )  # fmt: skip
 def test_mistakes_are_one_line(step, message):
-    with pytest.raises(ConfigError, match=message) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         own(step).fit(np.ones([4, 4], "float32"), verbose=0)
     assert "\n" not in str(caught.value)
 
 
 def drawing(draw):
     def step(self, x):
-        loss = ops.mean(self.dense(x * draw(tf.shape(x))))
-        yield steps.Loss(loss)
+        with tf.GradientTape() as tape:
+            loss = ops.mean(self.dense(x * draw(tf.shape(x))))
+        self.minimize(loss, tape, self.dense.trainable_weights)
         return {"loss": loss}
 
     return step
@@ -201,7 +206,10 @@ def drawing(draw):
 
 def test_assignments_outside_of_a_once_are_told(capsys):
     def step(self, x):
-        yield steps.Loss(ops.mean(self.dense(keras.random.dropout(self.norm(x, training=True), 0.5, seed=self.seed))))
+        with tf.GradientTape() as tape:
+            hidden = keras.random.dropout(self.norm(x, training=True), 0.5, seed=self.seed)
+            loss = ops.mean(self.dense(hidden))
+        self.minimize(loss, tape)
         self.whole.assign(ops.cast(ops.max(x), "int32"))
         return {"count": self.count.assign_add(ops.mean(x))}
 
@@ -213,7 +221,7 @@ def test_assignments_outside_of_a_once_are_told(capsys):
     assert (parallel.template.count.numpy(), parallel.template.whole.numpy()) == (pytest.approx(3), 2)
     assert "/count gets the mean of what the towers assign, each for its part of the batch" in told
     assert "/whole gets what the first tower assigns, each for its part of the batch" in told
-    assert "In a tower_step yield steps.Once(function)" in told
+    assert "In a train_step call steps.once(function)" in told
 
 
 def test_draws_of_tensorflow_are_by_example_and_the_check_finds_others():

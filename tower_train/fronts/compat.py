@@ -17,6 +17,7 @@ import tensorflow as tf
 from keras.src.backend import random as backend_random
 from keras.src.backend import tensorflow as backend_tensorflow
 from keras.src.backend.common import global_state
+from keras.src.optimizers import base_optimizer
 from keras.src.trainers import data_adapters
 from tensorflow.python.eager import context
 from tensorflow.python.framework import random_seed as seeds_of_ops
@@ -32,6 +33,7 @@ DRAWS_OF_TENSORFLOW = {  # {type of an operation: its function}
     "RandomUniformInt": "random_uniform_int", "TruncatedNormal": "truncated_normal",
 }  # fmt: skip
 
+BaseOptimizer = base_optimizer.BaseOptimizer  # of all Keras optimizers
 FIRST_EPOCH = (
     "_initial_epoch"  # attribute of a model: the epoch with which `fit` begins, as BackupAndRestore sets it; or None
 )
@@ -173,6 +175,32 @@ def pending_initializer(variable: keras.Variable) -> Callable | None:
 def set_storage(variable: keras.Variable, value) -> None:
     """Makes a tf.Variable, or a new one with this value on the current device, the storage of a Keras variable."""
     variable._initialize(value)
+
+
+def trained_by(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """Returns the variables that a built optimizer trains."""
+    return optimizer._trainable_variables
+
+
+def storage(variable: keras.Variable) -> tf.Variable | None:
+    """Returns a Keras variable's storage; None if it has no value yet."""
+    return variable._value
+
+
+def assign_here(variable: keras.Variable, value) -> None:
+    """Assigns to a Keras variable whatever the scope."""
+    variable._direct_assign(value)
+
+
+@contextlib.contextmanager
+def outside_of_stateless_scope() -> Iterator[None]:
+    """Lets Keras assign to variables themselves within this block."""
+    before = global_state.get_global_attribute("stateless_scope")
+    global_state.set_global_attribute("stateless_scope", None)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute("stateless_scope", before)
 
 
 def is_seed_state(variable: keras.Variable) -> bool:

@@ -60,15 +60,17 @@ class Towers:
       first, count: the first one's index among the towers of all workers, and their number.
       inside: tower -> context manager in which its program runs, in its thread.
       turn: tower -> context manager around each of its turns, for what is global in a process or a graph.
+      merging: context manager around each meeting, within the first tower's program.
     """
 
     def __init__(
         self, devices: Sequence[str], average: Average | None = None, first: int = 0, count: int | None = None,
         inside: Callable[[Tower], contextlib.AbstractContextManager] = contextlib.nullcontext,
         turn: Callable[[Tower], contextlib.AbstractContextManager] = contextlib.nullcontext,
+        merging: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
     ):  # fmt: skip
         self._towers = [Tower(self, i, first + i, count or len(devices), name) for i, name in enumerate(devices)]
-        self.average, self._inside, self._turn = average or _plain_mean, inside, turn
+        self.average, self._inside, self._turn, self._merging = average or _plain_mean, inside, turn, merging
         self._threads: list[_Thread] = []
 
     def run(self, function: Callable[[Tower], Any]) -> list:
@@ -112,12 +114,12 @@ class Towers:
                 "it outside: compute in the branch what is to be applied. Or train in one tower."
             )
         if not self._threads:
-            with _entered(None):
+            with _entered(None), self._merging():
                 return merge([mine])
         thread = self._threads[tower.place]
         thread.wait_for_others(mine, what)
         if tower.place == 0:
-            with _entered(None):
+            with _entered(None), self._merging():
                 self._merged = merge([each.mine for each in self._threads])
         return self._merged
 

@@ -27,8 +27,8 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
     computes its towers' part of the global batch.
 
     Args:
-      model: the template. Its weights stay where they were created, which should be the CPU. Its own `tower_step`, if
-        any (see tower_train.steps), replaces Keras' training step.
+      model: the template. Its weights stay where they were created, which should be the CPU. A `train_step` of its
+        own runs in each tower as it is, and may say more to the towers (tower_train.steps).
       gpus: number of towers, or a list of the GPUs that carry them, or None for all GPUs. Without GPUs a count of
         towers lives on the CPU.
       cpu_merge: whether the towers' outputs are joined, and the loss is computed, on the CPU; if not, on the first
@@ -42,7 +42,7 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
       ConfigError: missing GPUs, or a model that cannot be split; several workers, one of which differs.
       RunError, WorkerError: as for tower_train.cluster.init.
     """
-    _refuse_own_steps(model)
+    _refuse(model)
     placed = placement.place(gpus, "gpus")
     for variable in model.variables if cpu_relocation else ():
         if not variable.value.device.endswith("CPU:0"):
@@ -59,18 +59,11 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
     return TowerModel(model, placed.towers, merge_device, workers)
 
 
-def _refuse_own_steps(model) -> None:
-    """Raises ConfigError for no model, one of another strategy, and one whose steps towers would not call."""
+def _refuse(model) -> None:
+    """Raises ConfigError for no model, and for one of another strategy."""
     if not isinstance(model, keras.Model):
         raise errors.ConfigError(f"multi_gpu_model got a {type(model).__name__}; it needs a keras.Model.")
     if tf.distribute.has_strategy():
         raise errors.ConfigError(
             "multi_gpu_model was called in a tf.distribute strategy's scope. Use one of the two: leave the scope."
-        )
-    overridden = [name for name in ("train_step", "test_step", "predict_step") if compat.is_overridden(model, name)]
-    if overridden and not hasattr(type(model), "tower_step"):
-        raise errors.ConfigError(
-            f"multi_gpu_model: {type(model).__name__} defines its own {', '.join(overridden)}, which towers would not "
-            "call. Put the computation into call() and add_loss(), or into losses and metrics for compile(), or the "
-            "training into a tower_step() (tower_train.steps)."
         )

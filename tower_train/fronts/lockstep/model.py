@@ -1,4 +1,4 @@
-"""The model of multi_gpu_model: Keras' own training, with each step done in lockstep by towers."""
+"""The model of multi_gpu_model: Keras' own training, with each step done by towers that meet."""
 
 import functools
 
@@ -7,11 +7,9 @@ import tensorflow as tf
 
 from tower_train import console, errors
 from tower_train.fronts import compat
-from tower_train.fronts.lockstep import parts, proof, requests, together
+from tower_train.fronts.lockstep import fit, parts, proof, together
 from tower_train.fronts.lockstep.exchange import ALONE, Exchange
-from tower_train.fronts.lockstep.meeting import Meeting
-from tower_train.fronts.lockstep.rehearsal import rehearse
-from tower_train.fronts.lockstep.tower import Step
+from tower_train.fronts.lockstep.step import Program, Rehearsal, Step
 from tower_train.graph.devices import HOST
 
 _CHECK = "parallel_model.check(x, y) shows on a few examples that towers train what one device trains."
@@ -20,15 +18,15 @@ _CHECK = "parallel_model.check(x, y) shows on a few examples that towers train w
 class TowerModel(keras.Model):
     """A Keras model whose batches are split over towers. All its weights are those of `template`.
 
-    A training step is the template's `tower_step`, by default that of Keras' fit. A test_step or predict_step of the
-    template's own runs on one device. What it saves is the template, which can be loaded anywhere.
+    A training step is the template's own `train_step`, by default that of Keras' fit. A test_step or predict_step of
+    the template's own runs on one device. What it saves is the template, which can be loaded anywhere.
     """
 
     def __init__(self, template: keras.Model, towers: tuple[str, ...], merge_device: str, exchange: Exchange = ALONE):
         super().__init__(name=f"parallel_{template.name}", dtype=template.dtype_policy)
         self.template, self.towers = template, towers
         self._merge_device, self.exchange = merge_device, exchange
-        self._train = getattr(type(template), "tower_step", requests.train)
+        self._train = fit.own if compat.is_overridden(template, "train_step") else fit.train
         self.built = template.built
         together.begin(exchange, template, len(towers))
         self._optimizers: list | None = None  # None before they have their variables
@@ -60,9 +58,9 @@ class TowerModel(keras.Model):
         self._compile_as_template()
 
     def check(self, x, y=None, sample_weight=None) -> str:
-        """Shows on the first of these examples that the towers train what one device trains, by Keras' own step or one
-        tower's `tower_step`. All variables are as before after it. Of several workers each compares by itself as many
-        towers as all have.
+        """Shows on the first of these examples that the towers train what one device trains, by Keras' own step or the
+        model's. All variables are as before after it. Of several workers each compares by itself as many towers as all
+        have.
 
         Args:
           x, y, sample_weight: as `fit` takes them; a generator loses the batches that are read.
@@ -74,10 +72,9 @@ class TowerModel(keras.Model):
           ConfigError: too few examples.
           GraphError: the towers differ by more than rounding; the message names the variable.
         """
-        alone = self.template if self._train is requests.train else TowerModel(self.template, self.towers[:1], HOST)
         several = TowerModel(self.template, self.towers * self.exchange.size, self._merge_device)
-        rehearsed = functools.partial(rehearse, self.template, self._train)
-        return proof.compare_steps(several, alone, (x, y, sample_weight), len(several.towers), rehearsed)
+        rehearsed = functools.partial(Rehearsal, self.template, self._train)
+        return proof.compare_steps(several, self.template, (x, y, sample_weight), len(several.towers), rehearsed)
 
     @property
     def trained_variables(self) -> list[keras.Variable]:
@@ -101,30 +98,29 @@ class TowerModel(keras.Model):
         """Evaluates a batch."""
         if compat.is_overridden(self.template, "test_step"):
             return self.template.test_step(data)
-        return self._run_step(requests.test, data)
+        return self._run_step(fit.test, data)
 
     def predict_step(self, data):
         """Computes the outputs of a batch, in this process's towers."""
         if compat.is_overridden(self.template, "predict_step"):
             return self.template.predict_step(data)
         if not self.template.built:
-            rehearse(self.template, requests.predict, data)
-        return Meeting(self.template, requests.predict, data, self.towers, self._merge_device, ALONE).run()[0]
+            Rehearsal(self.template, fit.predict, data)
+        return Step(self.template, data, self.towers, self._merge_device, ALONE).run(fit.predict)[0]
 
-    def _run_step(self, step: Step, data) -> dict[str, tf.Tensor]:
+    def _run_step(self, program: Program, data) -> dict[str, tf.Tensor]:
         """Does a step in all towers; returns its report."""
         data = keras.tree.map_structure(parts.as_tensor, data)
         if self._optimizers is None:
-            of_losses = {id(loss.optimizer): loss.optimizer for loss in rehearse(self.template, step, data)}
-            self._optimizers = list(of_losses.values()) or None  # of an evaluation
+            self._optimizers = Rehearsal(self.template, program, data).optimizers or None  # none of an evaluation
             together.synchronize(self.exchange, self.trained_variables)
-        self.exchange.begin("evaluation" if step is requests.test else "training", data)
-        meeting = Meeting(self.template, step, data, self.towers, self._merge_device, self.exchange)
-        returned = meeting.run()
-        if step in (requests.train, requests.test):
+        self.exchange.begin("evaluation" if program is fit.test else "training", data)
+        step = Step(self.template, data, self.towers, self._merge_device, self.exchange)
+        returned = step.run(program)
+        if program is not fit.own:
             return returned[0]
         with tf.device(HOST):
-            return meeting.logs(returned)
+            return step.logs(returned)
 
 
 def _of_template(name: str):

@@ -14,7 +14,7 @@ from tower_train.fronts import compat
 from tower_train.fronts.keras_building import floatx
 from tower_train.fronts.lockstep import parts
 from tower_train.fronts.lockstep.draws import drawn_alike
-from tower_train.fronts.lockstep.requests import Loss
+from tower_train.fronts.lockstep.step import Rehearsal
 from tower_train.graph.random_state import line_of
 from tower_train.proof.rounding import EACH, STEPS, compare_values, epsilon, least_exact, rounded
 
@@ -35,7 +35,7 @@ def _without_remarks() -> Iterator[None]:
 @_without_remarks()
 def compare_steps(
     towers: keras.Model, alone: keras.Model, data: Sequence, count: int,
-    rehearse: Callable[[Any], Sequence[Loss]],
+    rehearse: Callable[[Any], Rehearsal],
 ) -> str:  # fmt: skip
     """Compares two steps of a model's towers with two of one device, and leaves the model as it was.
 
@@ -45,7 +45,7 @@ def compare_steps(
       towers, alone: compiled models with the same variables, one of which has towers.
       data: x, y, sample_weight, as `fit` takes them.
       count: of the towers.
-      rehearse: batch -> the losses of a step on it, whose optimizers have their variables.
+      rehearse: batch -> the rehearsal of a step on it.
 
     Returns:
       A line for people.
@@ -57,14 +57,14 @@ def compare_steps(
     norms = [each for each in compat.sublayers(alone) if isinstance(each, keras.layers.BatchNormalization)]
     normalizes = any(each.trainable for each in norms)
     rows = _rows(data, count, normalizes)
-    of_optimizers = [variable for loss in rehearse(rows) for variable in loss.optimizer.variables]
+    of_optimizers = [variable for each in rehearse(rows).optimizers for variable in each.variables]
     variables = list({id(v): v for v in [*alone.variables, *of_optimizers, *alone.metrics_variables]}.values())
     program = "check: a model with batch normalisation"
     alike = drawn_alike(count, program) if normalizes else contextlib.nullcontext()  # so that parts that are, stay so
     with alike, _traced_anew(towers, alone):
         try:
             with compat.in_float64(variables), floatx("float64"):
-                _refuse_less_exact([loss.value for loss in rehearse(rows)])
+                _refuse_less_exact([grad for _, pairs in rehearse(rows).updates for grad, _ in pairs])
                 return _compared(towers, alone, rows, variables, count, normalizes, "float64")
         except errors.UserError:
             raise
@@ -75,14 +75,14 @@ def compare_steps(
             return f"{line}. In float64: {reason}"
 
 
-def _refuse_less_exact(losses: Sequence[tf.Tensor]) -> None:
-    """Raises TypeError if one of the losses is computed from variables in another dtype than float64."""
+def _refuse_less_exact(grads: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> None:
+    """Raises TypeError if one of the gradients is computed from variables in another dtype than float64."""
 
     def reads(op: tf.Operation) -> bool:
         return any(tensor.dtype == tf.resource for tensor in op.inputs) and any(t.dtype.is_floating for t in op.outputs)
 
-    for loss in losses:
-        least = least_exact([loss], [op for op in loss.graph.get_operations() if reads(op)])
+    for grad in (tf.convert_to_tensor(grad) for grad in grads if grad is not None):
+        least = least_exact([grad], [op for op in grad.graph.get_operations() if reads(op)])
         if least.dtype != tf.float64:
             raise TypeError(f"{least.op.type} ({line_of(least.op)}) computes in {least.dtype.name}")
 

@@ -1,0 +1,47 @@
+"""Keras' own steps, on the rows of all towers: a loss of any kind is that of the whole batch."""
+
+import keras
+import tensorflow as tf
+
+from tower_train.fronts import compat
+from tower_train.fronts.lockstep import parts
+from tower_train.fronts.lockstep.step import join, once, weighted
+
+
+def train(model: keras.Model, data):
+    """Does a step of fit; the loss is computed on the rows of all towers, as on one device."""
+    with tf.GradientTape() as tape:
+        loss, measure = _loss_of_all(model, data, training=True)
+        scaled = weighted(model.optimizer.scale_loss(loss))
+    weights = model.trainable_weights
+    if weights:
+        model.optimizer.apply_gradients(zip(tape.gradient(scaled, weights), weights, strict=True))
+    return once(measure)
+
+
+def own(model: keras.Model, data):
+    """Does the model's own train_step."""
+    return model.train_step(data)
+
+
+def test(model: keras.Model, data):
+    """Does a step of evaluate."""
+    _, measure = _loss_of_all(model, data, training=False)
+    return once(measure)
+
+
+def predict(model: keras.Model, data):
+    """Does a step of predict, and returns the outputs of all towers."""
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+    return join(model(x, training=False))
+
+
+def _loss_of_all(model, data, training: bool):
+    """Computes the loss; returns it, and a function that updates the metrics and returns their results."""
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    y_pred = model(x, training=training)
+    needs_x = compat.is_overridden(model, "compute_loss") or compat.is_overridden(model, "compute_metrics")
+    whole_x, *whole = join((x if needs_x else None, y, y_pred, sample_weight))  # Keras' own do not look at x
+    loss = compat.compute_loss(model, whole_x, *whole, training=training)
+    compat.loss_tracker(model).update_state(loss, sample_weight=tf.convert_to_tensor(parts.batch_size(x)))
+    return loss, lambda: model.compute_metrics(whole_x, *whole)
