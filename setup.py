@@ -44,6 +44,7 @@ setup(
         "estimator": ESTIMATOR,
         "gpu": ["tensorflow[and-cuda]>=2.21,<2.22"],
         "tensorboard": ["tensorboard>=2.21"],
+        "tf1": [*ESTIMATOR, "tf-slim==1.1.0", "scipy"],  # tf.contrib's layers; what Keras rotates images by
         "plots": ["matplotlib"],
         "test": [
             *ESTIMATOR,

@@ -1,0 +1,92 @@
+"""python -m tower_train.tf1: a program of TensorFlow 1, as it was published, on today's TensorFlow."""
+
+import os
+import runpy
+import sys
+
+from tower_train import console, errors
+from tower_train.options import command_line
+
+USAGE = """
+Runs a program of TensorFlow 1 (2016 to 2019) or of Keras 2 as it was published:
+python -m tower_train.tf1 [--check] [--num_gpus=N] PROGRAM.py [its arguments]
+
+  --check       run nothing: list the names that are not there, with lines and replacements
+  --num_gpus=N  GPUs that the program is told of on a machine without any; their part runs on the CPU
+
+Its `import tensorflow`, `import keras` and `import horovod` give the old names: docs/migration.md. Exit status: the
+program's; 2 for a name that is not there or a wrong option.
+"""
+
+
+def main(argv: list[str]) -> int:
+    words, check, num_gpus = argv[1:], False, 0
+    while words and words[0].startswith("-"):
+        word = words.pop(0)
+        name, _, value = word.lstrip("-").partition("=")
+        if name in ("help", "h"):
+            console.say(USAGE.strip())
+            return 0
+        if name == "check" and not value:
+            check = True
+        elif name == "num_gpus" and value.isdecimal():
+            num_gpus = int(value)
+        else:
+            raise errors.ConfigError(f"{word}: before PROGRAM.py there may be --check and --num_gpus=N only.")
+    if not words:
+        raise errors.ConfigError("which program? python -m tower_train.tf1 PROGRAM.py [its arguments]")
+    from tower_train.fronts.tf1 import source
+
+    program = source.read(words[0])
+    if not program.is_of_keras_3:
+        os.environ["TF_USE_LEGACY_KERAS"] = "1"  # tf.layers and the cells of RNNs are parts of Keras 2
+    console.quiet_tensorflow()
+    from tower_train.fronts.tf1 import views
+
+    names = views.Names(program.is_of_keras_3)
+    return _check(program, names) if check else _run(words, program, names, num_gpus)
+
+
+def _check(program, names) -> int:
+    missing = {}
+    for use in program.uses:
+        if why := names.why_missing(use.name):
+            missing.setdefault(why, []).append(use.place)
+    for why, places in missing.items():
+        console.say(f"{', '.join(places[:3])}{' ...' if len(places) > 3 else ''}: {why}")
+    kind = "Keras 3, eagerly" if program.is_of_keras_3 else "TensorFlow 1's behaviour, with Keras 2"
+    console.say(f"{len(missing)} names are not there. It runs with {kind}.")
+    console.say(f"Its towers: {program.front or 'none that are known here'}.")
+    return 2 if missing else 0
+
+
+def _run(words, program, names, num_gpus: int) -> int:
+    import tensorflow as tf
+
+    from tower_train.fronts.program import leave_by_status
+    from tower_train.fronts.tf1 import machine
+
+    if program.is_of_keras_3:
+        from tower_train.fronts.tf1 import keras_3
+
+        keras_3.prepare(is_named_acc=bool({"acc", "val_acc"} & program.words))
+    else:
+        tf.compat.v1.disable_v2_behavior()
+    machine.prepare(num_gpus)
+    names.install()
+    leave_by_status()  # with one line for a user's mistake, and with Horovod's workers
+    sys.argv[:] = words
+    sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
+    try:
+        runpy.run_path(words[0], run_name="__main__")
+    except Exception as error:  # as Python shows it, without our frames, or by the hook that tells other workers
+        frames = error.__traceback__
+        while frames.tb_next and frames.tb_frame.f_code.co_filename != words[0]:
+            frames = frames.tb_next
+        sys.excepthook(type(error), error.with_traceback(frames), frames)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    command_line.run(main)
