@@ -180,7 +180,8 @@ def test_commands_succeed_one_after_the_other(page, place, command):
             assert (jobs.ROOT / program).is_file(), line
         elif "--worker_hosts" not in line and not is_benchmark(line) and not is_known(line, page):
             if "--weights=" in line:
-                keras.applications.VGG16(include_top=False, weights=None).save_weights("vgg16.weights.h5")
+                network, file = re.search(r"--network=(\w+)", line)[1], re.search(r"--weights=(\S+)", line)[1]
+                getattr(keras.applications, network)(include_top=False, weights=None).save_weights(file)
             name, *words = smaller(words[1:], place)
             status, _, stderr = command(__main__ if name == "tower_train" else importlib.import_module(name), *words)
             assert status == 0, (line, stderr)

@@ -53,26 +53,29 @@ def _check_variables_are_ours(name: str) -> None:
 
 @contextlib.contextmanager
 def param_group(
-    rate_factor: float = 1.0, until_epoch: float = math.inf, muon: bool = True, momentum: float | None = None
+    rate_factor: float = 1.0, until_epoch: float = math.inf, muon: bool = True, momentum: float | None = None,
+    from_epoch: float = 0.0,
 ):  # fmt: skip
     """Trains variables created in this block at rate_factor times the learning rate, while examples_seen / num_examples
-    before the step is below until_epoch; after that their rate is 0.
+    before the step is at least from_epoch and below until_epoch; else their rate is 0.
 
-    In nested blocks the factors multiply and the earliest epoch holds. Weight decay is part of the gradient, so the
+    In nested blocks the factors multiply and the epochs of all hold. Weight decay is part of the gradient, so the
     factor applies to it too. --clip_gradients uses gradients before the factor. Moving averages go on.
 
     With muon=False --optimizer=muon moves them by momentum, as it does variables that are no matrices: for the last
     layer, for embeddings. A momentum replaces --momentum, where the optimizer has one; the innermost block's counts.
 
     Raises:
-      GraphError: rate_factor or until_epoch is not above 0, the factor is not finite, or momentum is not from 0 to
-        below 1.
+      GraphError: rate_factor or until_epoch is not above 0, the factor is not finite, from_epoch is below 0, or
+        momentum is not from 0 to below 1.
     """
     if not (rate_factor > 0 and until_epoch > 0 and math.isfinite(rate_factor)):
         raise errors.GraphError(
             f"layers.param_group(rate_factor={rate_factor}, until_epoch={until_epoch}): both must be above 0, the "
             "factor finite. Use layers.frozen() for what is not trained at all."
         )
+    if not 0 <= from_epoch < math.inf:
+        raise errors.GraphError(f"layers.param_group(from_epoch={from_epoch}): must be at least 0.")
     if momentum is not None and not 0 <= momentum < 1:
         raise errors.GraphError(f"layers.param_group(momentum={momentum}): must be at least 0 and below 1.")
     _check_variables_are_ours("param_group")
@@ -84,7 +87,7 @@ def param_group(
             outer = rates.get(variable.op.name, ParamGroup())
             rates[variable.op.name] = ParamGroup(
                 outer.rate_factor * rate_factor, min(outer.until_epoch, until_epoch), outer.muon and muon,
-                outer.momentum if momentum is None else momentum,
+                outer.momentum if momentum is None else momentum, max(outer.from_epoch, from_epoch),
             )  # fmt: skip
         return variable
 

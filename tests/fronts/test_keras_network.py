@@ -306,6 +306,24 @@ def test_other_batch_normalisation_is_over_all_towers_too(examples, make):
     trainings.assert_same(train(examples, make, 3, num_gpus=3, batch_size=4), one)
 
 
+def test_moments_that_a_layer_adapted_to_are_those_of_the_checkpoint():
+    """The program that evaluates may build the model without what they were made from."""
+
+    def build():
+        scaled = keras.layers.Normalization(name="scaled")
+        scaled.adapt(np.array([[1.0], [3.0]]))
+        return keras.Sequential([keras.Input([1]), scaled])
+
+    network = tower_train.keras_network(build)
+    with tf.Graph().as_default(), v1.Session() as session:
+        outputs = network(tf.constant([[5.0]]), training=False)
+        session.run(v1.global_variables_initializer())
+        assert session.run(outputs).tolist() == [[3.0]]
+        mean, variance = (v for v in v1.global_variables() if "count" not in v.op.name)
+        session.run([mean.assign([1.0]), variance.assign([4.0])])
+        assert session.run(outputs).tolist() == [[2.0]]
+
+
 def test_keras_is_left_as_it_was(examples):
     before = keras.config.floatx(), keras.config.dtype_policy().name
     _, last = keras.layers.Dense(1), keras.layers.Dense(1).name

@@ -1,20 +1,25 @@
 """Networks of keras.applications on image folders: weights, frozen layers, and what comes of them in every command."""
 
+import importlib
+
 import jobs
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import trainings
 from PIL import Image
 
 import tower_train
 from tower_train import errors
 from tower_train.config import ExportOptions, RunOptions
+from tower_train.fronts.keras_building import build_isolated
 from tower_train.inference import saved_model, serving
 from tower_train.workload import DataRequest
-from tower_train.workloads import image_folder
+from tower_train.workloads import applications, image_folder
 
 v1 = tf.compat.v1
+MOMENTS = [[0.485, 0.456, 0.406], [0.229, 0.224, 0.225], 0]  # means and deviations of ImageNet, and a count
 SIZE, FROZEN, WORKLOAD = 32, "conv_pw_12_relu", "tower_train.workloads.image_folder"
 OPTIONS = dict(image_size=SIZE, flip=False, cache="memory", network="MobileNet", freeze_until=FROZEN)
 
@@ -87,6 +92,49 @@ def test_evaluation_export_and_prediction_need_no_weights_file(run, data, weight
     assert found.metrics["precision @ 1"].mean == np.mean(logits.argmax(axis=1) == classes)
 
 
+def test_the_base_is_frozen_for_some_epochs_and_then_trained_at_a_smaller_rate(data, weights, base):
+    """By plain gradients: two steps are an epoch; the first one after it moves by the factor, whatever was before."""
+    after, options = {}, dict(freeze_until="", weights=str(weights), freeze_epochs=1.0)
+    for factor in (1.0, 0.25):
+        workload = made(unfreeze_rate=factor, **options)
+        examples = workload.examples(DataRequest("train", data_dir=str(data)))
+        told = dict(num_gpus=2, batch_size=5, optimizer="sgd", learning_rate=0.01, ema=0.0)
+        with trainings.opened(workload, examples, **told) as (built, session):
+            for step in range(1, 4):
+                session.run(built.report)
+                after[factor, step] = session.run({v.op.name: v for v in built.saved.variables})
+    still = {v.path for v in base.variables if v.name in ("gamma", "beta", "moving_mean", "moving_variance")}
+    for variable in base.variables:
+        name, value = variable.path, variable.numpy()
+        assert after[1.0, 2][name].tobytes() == after[0.25, 2][name].tobytes() == value.tobytes()
+        moved, less = after[1.0, 3][name] - value, after[0.25, 3][name] - value
+        np.testing.assert_allclose(less, 0.25 * moved, rtol=1e-3, atol=1e-6 * np.abs(value).max())
+        assert moved.any() != (name in still), name
+    moved = [after[1.0, step]["classifier/kernel"] for step in (1, 2)]
+    assert not np.array_equal(*moved)
+
+
+def test_imagenets_weights_of_an_efficientnet_are_prepared_for_from_a_file_as_by_kerass_download(tmp_path, monkeypatch):
+    """Keras' own network, whose download is this file, has a layer more for it."""
+    path, module = tmp_path / "efficientnet.weights.h5", importlib.import_module("keras.src.applications.efficientnet")
+    shape = dict(include_top=False, input_shape=(SIZE, SIZE, 3))
+    images = np.random.default_rng(0).uniform(0, 255, [2, SIZE, SIZE, 3]).astype(np.float32)
+
+    def both(_):
+        begun = keras.applications.EfficientNetB0(weights=None, **shape)
+        begun.get_layer("normalization").set_weights(list(map(np.array, MOMENTS)))
+        begun.save_weights(path)
+        keras.backend.clear_session()
+        theirs = keras.applications.EfficientNetB0(weights="imagenet", **shape)
+        keras.backend.clear_session()
+        ours = applications._base("EfficientNetB0", SIZE, str(path), "")
+        return [np.asarray(each(images, training=False)) for each in (begun, theirs, ours)]
+
+    monkeypatch.setattr(module.file_utils, "get_file", lambda *args, **options: str(path))
+    without, theirs, ours = build_isolated(both, valued=True)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4 * np.abs(theirs).max())
+
+
 def made(**options):
     return image_folder.WORKLOAD.with_options(OPTIONS | options)
 
@@ -115,6 +163,12 @@ def test_without_weights_the_run_says_that_this_is_no_transfer_learning(data, we
         (dict(color="grayscale"), "--network=MobileNet takes images in three channels"),
         (dict(network="small"), "--freeze_until=conv_pw_12_relu is for a network of keras.applications: add --network"),
         (dict(network="small", freeze_until="", weights="x.h5"), "--weights=x.h5 is for a network of keras.applic"),
+        (dict(freeze_epochs=2.0), "--freeze_epochs=2 would freeze random weights. Give trained ones, --weights=FILE"),
+        (dict(unfreeze_rate=0.5), "--unfreeze_rate=0.5 needs --freeze_epochs. Give that too."),
+        (
+            dict(network="small", freeze_until="", freeze_epochs=1.0),
+            "--freeze_epochs=1.0 is for a network of keras.app",
+        ),
         (dict(network="VGG61"), "--network=VGG61: it must be one of small, .*VGG16"),
         (dict(weights="a.weights.h5"), "--weights=a.weights.h5.* does not hold the weights of MobileNet without its t"),
         (dict(weights="text.weights.h5"), "--weights=text.weights.h5.* does not hold the weights of MobileNet"),

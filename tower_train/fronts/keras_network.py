@@ -7,13 +7,13 @@ get_variable, named as its own ("block1_conv1/kernel"), so that every rule of th
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tower_train import errors
+from tower_train import errors, layers
 from tower_train.fronts import compat
 from tower_train.fronts.keras_building import build_isolated, floatx, initializer_of, named_variables
 from tower_train.fronts.lockstep.scope import TowerScope
@@ -23,7 +23,9 @@ from tower_train.normalization import moving_collections, normalize, note
 v1 = tf.compat.v1
 
 
-def keras_network(build: Callable[[], keras.Model]):
+def keras_network(
+    build: Callable[[], keras.Model], param_group: Callable[[str], Mapping[str, Any] | None] = lambda name: None
+):
     """Makes the `inference` of a workload from a function that builds a Keras model.
 
     A workload's rules hold: no layer gets a value of its own that depends on the tower. Batch normalisation is
@@ -37,6 +39,7 @@ def keras_network(build: Callable[[], keras.Model]):
       build: returns a model that has its variables and whose outputs are logits (without a softmax, for the usual
         loss). It is called once for each dtype, in a thread of its own, in which Keras has the run's dtype and names
         layers afresh.
+      param_group: the name of a variable -> arguments of tower_train.layers.param_group for it, or None.
 
     Returns:
       inference: (features, training) -> outputs. The arithmetic is in the dtype of the features, the run's if none
@@ -46,7 +49,7 @@ def keras_network(build: Callable[[], keras.Model]):
 
     @functools.cache
     def network(dtype: str) -> _Network:
-        return build_isolated(lambda assigned: _Network(build(), dtype, assigned), dtype)
+        return build_isolated(lambda assigned: _Network(build(), dtype, assigned, param_group), dtype)
 
     def inference(features, training: bool):
         dtypes = [tensor.dtype for tensor in tf.nest.flatten(features) if tensor.dtype.is_floating]
@@ -59,13 +62,13 @@ def keras_network(build: Callable[[], keras.Model]):
 class _Network:
     """A built model and its initial values; called, it is one tower's network."""
 
-    def __init__(self, model: keras.Model, dtype: str, assigned: keras.StatelessScope):
+    def __init__(self, model: keras.Model, dtype: str, assigned: keras.StatelessScope, param_group: Callable):
         if not isinstance(model, keras.Model) or not model.built:
             raise errors.ConfigError(
                 f"keras_network: build() returned {getattr(model, 'name', model)}, which has no variables. Let it "
                 "return a keras.Model made from a keras.Input, or call the model's build()."
             )
-        self._model, self._dtype = model, dtype
+        self._model, self._dtype, self._param_group = model, dtype, param_group
         self._variables = named_variables(model)
         self._generators = {id(v): name.rpartition("/")[0] for name, v in self._variables.items()}
         self._initializers = {
@@ -129,20 +132,27 @@ class _Network:
         trained, graph = not context.current().frozen, v1.get_default_graph()
         reuse = v1.AUTO_REUSE if graph in self._made else None
         self._made.setdefault(graph, {})
-        with v1.variable_scope(v1.get_variable_scope(), reuse=reuse):
-            return {
-                id(v): v1.get_variable(
+
+        def get(name: str, v: keras.Variable) -> tf.Variable:
+            group = self._param_group(name)
+            with layers.param_group(**group) if group else contextlib.nullcontext():
+                return v1.get_variable(
                     name, v.shape, v.dtype, self._initializers[name], v.regularizer if v.trainable else None,
                     trainable=v.trainable, constraint=v.constraint,
                     collections=None if v.trainable else moving_collections(trained and id(v) in self._moving),
-                )
-                for name, v in self._variables.items()
-            }  # fmt: skip
+                )  # fmt: skip
+
+        with v1.variable_scope(v1.get_variable_scope(), reuse=reuse):
+            return {id(v): get(name, v) for name, v in self._variables.items()}
 
     def _adapt(self, layer: keras.Layer) -> None:
         """Makes a layer fit for towers: the towers' batch normalisation, and tables and constants of the graph."""
         for name, make in compat.eager_attributes(layer).items():
             self._replaced.append((layer, name, functools.partial(self._of_graph, make)))
+        if isinstance(layer, keras.layers.Normalization) and layer.input_mean is None:  # they may be a checkpoint's
+            for name, v in (("mean", layer.adapt_mean), ("variance", layer.adapt_variance)):
+                moment = functools.partial(self._moment, v, getattr(layer, name).shape, layer.compute_dtype)
+                self._replaced.append((layer, name, moment))
         if isinstance(layer, keras.layers.TextVectorization):
             self._replaced.append((layer, "call", lambda: functools.partial(_with_rows, layer.call)))
         if type(layer) is not keras.layers.BatchNormalization:  # others have rules of their own
@@ -150,6 +160,9 @@ class _Network:
         if layer.axis in (-1, layer.input_spec.ndim - 1) and not getattr(layer, "renorm", False):
             self._moving |= {id(layer.moving_mean), id(layer.moving_variance)} if layer.trainable else set()
             self._replaced.append((layer, "call", lambda: functools.partial(self._normalize, layer)))
+
+    def _moment(self, v: keras.Variable, shape: Sequence[int], dtype: str) -> tf.Tensor:
+        return tf.cast(tf.reshape(self._in_graph[id(v)], shape), dtype)
 
     def _of_graph(self, make: Callable):
         """Returns what a function makes in a graph, the same for all towers."""

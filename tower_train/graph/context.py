@@ -47,12 +47,14 @@ class ParamGroup(NamedTuple):
       until_epoch: number of epochs after which the rate is 0.
       muon: False: --optimizer=muon moves it by momentum, whatever its rank.
       momentum: in place of --momentum; None for that.
+      from_epoch: number of epochs before which the rate is 0.
     """
 
     rate_factor: float = 1.0
     until_epoch: float = math.inf
     muon: bool = True
     momentum: float | None = None
+    from_epoch: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

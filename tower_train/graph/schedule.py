@@ -109,10 +109,11 @@ def group_rate(rate: tf.Tensor, epochs_seen: tf.Tensor, group: ParamGroup) -> tf
       group: the block's.
 
     Returns:
-      rate * rate_factor while epochs_seen < until_epoch, then 0; float64 scalar.
+      rate * rate_factor while from_epoch <= epochs_seen < until_epoch, else 0; float64 scalar.
     """
     if group.rate_factor != 1:
         rate = rate * group.rate_factor
-    if math.isinf(group.until_epoch):
+    if math.isinf(group.until_epoch) and not group.from_epoch:
         return rate
-    return tf.where(epochs_seen < group.until_epoch, rate, tf.zeros_like(rate))
+    is_trained = (epochs_seen >= group.from_epoch) & (epochs_seen < group.until_epoch)
+    return tf.where(is_trained, rate, tf.zeros_like(rate))

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
@@ -19,10 +20,14 @@ NAMES = tuple(
     if name[0].isupper() and callable(getattr(keras.applications, name))
 )
 IMAGENET, NONE = "imagenet", "none"
+_IMAGENET_DEVIATIONS = np.array([0.229, 0.224, 0.225], np.float32)  # of colours from 0 to 1
 _FLATTENING = ("VGG16", "VGG19")  # their own classifiers see every pixel of the last feature map, not the mean
 
 
-def network(name: str, image_size: int, weights: str, freeze_until: str, num_classes: int):
+def network(
+    name: str, image_size: int, weights: str, freeze_until: str, num_classes: int, freeze_epochs: float = 0.0,
+    unfreeze_rate: float = 1.0,
+):  # fmt: skip
     """Makes the `inference` of a network of keras.applications with a new softmax layer named `classifier` on top.
 
     The layer gets the last feature map: flattened for VGG16 and VGG19 (Simonyan and Zisserman 2015, table 1), else its
@@ -35,6 +40,8 @@ def network(name: str, image_size: int, weights: str, freeze_until: str, num_cla
         own, or 'none'.
       freeze_until: the last layer that is not trained; empty to train all.
       num_classes: the number of logits.
+      freeze_epochs: epochs in which only the classifier is trained; if above 0, batch normalisation is never.
+      unfreeze_rate: factor of the other layers' learning rate after them.
 
     Raises, when it is called:
       ConfigError: images too small for the network, no such layer, missing weights or those of another network.
@@ -42,6 +49,8 @@ def network(name: str, image_size: int, weights: str, freeze_until: str, num_cla
 
     def build(weights: str) -> keras.Model:
         base = _base(name, image_size, weights, freeze_until)
+        for layer in base.layers if freeze_epochs else ():  # its statistics would forget what was learnt
+            layer.trainable &= not isinstance(layer, keras.layers.BatchNormalization)
         flat = keras.layers.Flatten() if name in _FLATTENING else keras.layers.GlobalAveragePooling2D()
         logits = keras.layers.Dense(num_classes, name="classifier")(flat(base.output))
         return keras.Model(base.input, logits, name=name)
@@ -49,7 +58,11 @@ def network(name: str, image_size: int, weights: str, freeze_until: str, num_cla
     # Without training the values come from a checkpoint, and the file may be gone. Keras builds an EfficientNetB with
     # one layer more if it has the weights from ImageNet.
     needed = weights if weights == IMAGENET and name.startswith("EfficientNetB") else NONE
-    beginning, restored = (keras_network(functools.partial(build, kind)) for kind in (weights, needed))
+    later = {"rate_factor": unfreeze_rate, "from_epoch": freeze_epochs} if freeze_epochs else None
+    beginning, restored = (
+        keras_network(functools.partial(build, kind), lambda name: None if name.startswith("classifier/") else later)
+        for kind in (weights, needed)
+    )
 
     def inference(images: tf.Tensor, training: bool) -> tf.Tensor:
         return (beginning if training else restored)(images, training)
@@ -128,7 +141,14 @@ def _load(base: keras.Model, name: str, path: str) -> None:
             f"keras.applications.{name}(include_top=False).save_weights('FILE.weights.h5') writes."
         )
     for variable in base.weights:
-        variable.assign(read.get_current_value(variable))
+        value = np.asarray(read.get_current_value(variable))
+        # ImageNet's weights have deviations for variances; Keras mends that by a layer, but by its own download only.
+        if variable.path.endswith("normalization/variance") and np.allclose(value, _IMAGENET_DEVIATIONS, atol=1e-3):
+            value = value * _IMAGENET_DEVIATIONS
+        variable.assign(value)
+    for layer in base.layers:
+        if isinstance(layer, keras.layers.Normalization):
+            layer.finalize_state()
 
 
 def _first_line(error: Exception) -> str:

@@ -59,16 +59,29 @@ class FolderOptions(augmentation.PlacedImageOptions):
     freeze_until: str = option(
         "", "train only layers of --network after this one, e.g. block4_pool of VGG16", NETWORK, resume="same"
     )
+    freeze_epochs: float = option(
+        0.0, "epochs in which only the new classifier on --network is trained; 0: all layers from the start. Its batch "
+        "normalisation then stays as --weights has it", NETWORK, allowed="at least 0", resume="same",
+    )  # fmt: skip
+    unfreeze_rate: float = option(
+        0.1, "factor of the learning rate of the other layers after --freeze_epochs", NETWORK, allowed="above 0",
+        resume="note", needs=("freeze_epochs",),
+    )  # fmt: skip
 
     def check(self):
         if self.network == _SMALL:
-            for name in ("weights", "freeze_until"):
+            for name in ("weights", "freeze_until", "freeze_epochs"):
                 if (value := getattr(self, name)) != getattr(FolderOptions, name):
                     raise errors.ConfigError(f"--{name}={value} is for a network of keras.applications: add --network.")
         elif self.color != "rgb":
             raise errors.ConfigError(
                 f"--network={self.network} takes images in three channels, which --color={self.color} does not give. "
                 "Leave --color out: files in grayscale are read as rgb too."
+            )
+        if self.freeze_epochs and self.weights == applications.NONE:
+            raise errors.ConfigError(
+                f"--freeze_epochs={self.freeze_epochs:g} would freeze random weights. Give trained ones, "
+                "--weights=FILE or --weights=imagenet."
             )
 
 
@@ -102,7 +115,7 @@ def workload(options: FolderOptions) -> Workload:
         inference_for=lambda examples: (
             functools.partial(inference, num_classes=len(examples.class_names))
             if is_small
-            else applications.network(*chosen, len(examples.class_names))
+            else applications.network(*chosen, len(examples.class_names), options.freeze_epochs, options.unfreeze_rate)
         ),
         **augmentation.functions(options, own_prepare),
         prepare=own_prepare,
