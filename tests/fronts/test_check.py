@@ -1,6 +1,7 @@
 """parallel_model.check shows on a few examples whether towers train what Keras trains."""
 
 import re
+import threading
 
 import keras
 import numpy as np
@@ -150,3 +151,30 @@ def test_a_step_with_optimizers_of_its_own_is_left_as_it_was():
     assert parallel.check(**data).startswith("2 towers equal one device on this model to ")
     after = [variable.numpy() for variable in variables]
     assert len(before) > 20 and all((one == other).all() for one, other in zip(before, after, strict=True))
+
+
+def test_a_plain_model_in_another_thread_computes_as_always():
+    model, plain = parallel(keras.layers.Dense(8), keras.layers.Dropout(0.5)), parallel().template
+    expected, done, found = plain(X).numpy(), threading.Event(), []
+
+    def compute():
+        policy = keras.config.dtype_policy().name
+        while not done.is_set():
+            outputs = plain(X)
+            made = keras.layers.Dense(1)
+            found.append(
+                (policy, outputs.dtype, keras.config.floatx(), made.compute_dtype, np.abs(outputs - expected).max())
+            )
+            plain.train_on_batch(X, Y)
+            plain.set_weights(weights)
+
+    weights = plain.get_weights()
+    thread = threading.Thread(target=compute)
+    thread.start()
+    try:
+        assert "equal one device" in model.check(X, Y)
+        model.fit(X, Y, batch_size=8, verbose=0)
+    finally:
+        done.set()
+        thread.join()
+    assert len(found) > 5 and set(found) == {("float32", tf.float32, "float32", "float32", 0.0)}

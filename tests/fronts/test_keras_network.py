@@ -37,6 +37,25 @@ def test_towers_match_one_tower(examples):
         trainings.assert_same(train(examples, small(), **options), one)
 
 
+@pytest.mark.parametrize(
+    "optimizer", [lambda: "adam", lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())]
+)
+def test_a_model_that_build_compiles_or_loads_compiled_trains_as_the_plain_one(examples, float64, tmp_path, optimizer):
+    def compiled():
+        model = small()()
+        model.compile(optimizer(), "mse", metrics=["mae", keras.metrics.Mean()])
+        return model
+
+    model = compiled()
+    model.optimizer.build(model.trainable_variables)
+    model.save(tmp_path / "m.keras")
+    load = lambda: keras.models.load_model(tmp_path / "m.keras", compile=False)  # noqa: E731
+    trainings.assert_same(train(examples, compiled, 2), train(examples, small(), 2))
+    trainings.assert_same(
+        train(examples, lambda: keras.models.load_model(tmp_path / "m.keras"), 2), train(examples, load, 2)
+    )
+
+
 def adamw():
     made = keras.optimizers.AdamW(0.05, weight_decay=0.3, epsilon=1e-8)
     made.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])

@@ -1,6 +1,8 @@
 """A model of multi_gpu_model is used like the Keras model that it is made of, and refuses what towers cannot do."""
 
+import copy
 import csv
+import pickle
 import textwrap
 import types
 
@@ -9,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_twins import CROSS_ENTROPY, data, twins
+from keras_twins import CROSS_ENTROPY, assert_same, data, fit_both, twins
 
 import tower_train
 from tower_train.errors import ConfigError
@@ -74,6 +76,49 @@ class TestUse:
         np.testing.assert_allclose(template.get_weights()[0], one.get_weights()[0], atol=1e-6)
         assert list(histories[1]) == list(histories[0]) == ["accuracy", "loss"]
         assert parallel.optimizer is template.optimizer and template.optimizer.iterations == 6
+
+    def test_a_template_that_is_compiled_anew_trains_with_that(self):
+        parallel = self.parallel()
+        x, y = data(16, 4)
+        parallel.fit(x, y, batch_size=8, verbose=0)
+        parallel.template.compile(keras.optimizers.SGD(0.5), "sparse_categorical_crossentropy", metrics=["accuracy"])
+        before = parallel.template.get_weights()
+        still = keras.callbacks.LearningRateScheduler(lambda epoch: 0.0)
+        history = parallel.fit(x, y, batch_size=8, verbose=0, callbacks=[still]).history
+        assert history["learning_rate"] == [0.0] and parallel.optimizer is parallel.template.optimizer
+        assert parallel.optimizer.iterations == 2
+        for found, expected in zip(parallel.template.get_weights(), before, strict=True):
+            np.testing.assert_array_equal(found, expected)
+
+    def test_a_template_that_is_compiled_with_another_loss_and_the_same_optimizer(self):
+        model, (x, _) = keras.Sequential([keras.Input([4]), layers.Dense(3)]), data(8, 4)
+        parallel = tower_train.multi_gpu_model(model, gpus=2)
+        parallel.compile("sgd", "mse")
+        parallel.fit(x, x[:, :3], verbose=0)
+        model.compile(parallel.optimizer, "mae")
+        expected = np.abs(x[:, :3] - model.predict(x, verbose=0)).mean()
+        assert parallel.fit(x, x[:, :3], verbose=0).history["loss"] == [pytest.approx(expected, abs=1e-6)]
+
+    def test_saved_copied_and_checkpointed_it_is_the_template(self, tmp_path):
+        parallel = self.parallel()
+        x, y = data(8, 4)
+        parallel.fit(x, y, verbose=0)
+        expected = parallel.predict(x, verbose=0)
+        for name in ("m.keras", "m.h5"):
+            keras.models.save_model(parallel, tmp_path / name)
+        keras.saving.save_weights(parallel, tmp_path / "m.weights.h5")
+        path = tf.train.Checkpoint(model=parallel).save(tmp_path / "c")
+        restored = self.parallel().template
+        restored.fit(x, y, verbose=0)
+        tf.train.Checkpoint(model=restored).restore(path).assert_consumed()
+        loaded = keras.models.clone_model(parallel)
+        loaded.load_weights(tmp_path / "m.weights.h5")
+        for model in (
+            *(keras.models.load_model(tmp_path / name) for name in ("m.keras", "m.h5")),
+            pickle.loads(pickle.dumps(parallel)), copy.deepcopy(parallel), restored, loaded,
+        ):  # fmt: skip
+            assert type(model) is keras.Sequential
+            np.testing.assert_allclose(model.predict(x, verbose=0), expected, atol=1e-6)
 
     def test_attributes_are_those_of_the_template(self):
         inputs = {"left": keras.Input([4], name="left"), "right": keras.Input([3], name="right")}
@@ -189,6 +234,39 @@ class TestMisuse:
             monkeypatch.setattr(exchange, "find", lambda size=workers: types.SimpleNamespace(size=size))
             with pytest.raises(ConfigError, match=f"{model.layers[0].name} has {name}=True, and a tower sees its part"):
                 tower_train.multi_gpu_model(model, gpus=gpus)
+
+    @pytest.mark.parametrize(
+        "output",
+        [
+            lambda x: keras.ops.stack([x[:, 0], x[:, 1]]), lambda x: keras.ops.transpose(x, [1, 0]),
+            lambda x: keras.ops.reshape(keras.ops.mean(x), [1]), lambda x: tf.boolean_mask(x, x < 1e-3)[:3],
+        ],
+    )  # fmt: skip
+    def test_an_output_whose_first_axis_is_not_the_batch(self, output):
+        model = keras.Sequential([keras.Input([4]), layers.Dense(3), layers.Lambda(output, (3,), name="odd")])
+        parallel = tower_train.multi_gpu_model(model, gpus=2)
+        parallel.compile("sgd", lambda _, outputs: keras.ops.mean(outputs))
+        for use in (
+            lambda: parallel.fit(*data(16, 4), batch_size=8, verbose=0),
+            lambda: parallel.predict(data(8, 4)[0]),
+        ):
+            with pytest.raises(ConfigError, match="the output odd of shape .* Put the batch first") as caught:
+                use()
+            assert "\n" not in str(caught.value)
+
+    def test_a_scalar_output_is_a_mean_over_examples(self, float64):
+        x, y = data(21, 4)
+        of_rows = lambda x: keras.ops.mean(x**2)  # noqa: E731
+        build = lambda: keras.Sequential([keras.Input([4]), layers.Dense(3), layers.Lambda(of_rows)])  # noqa: E731
+        settings = {"optimizer": "sgd", "loss": lambda _, output: output}
+        for gpus in (1, 2, 3):
+            assert_same(fit_both(build, gpus, settings, x, y, batch_size=8), 1e-12)
+
+    def test_a_model_of_keras_2(self):
+        import tf_keras
+
+        with pytest.raises(ConfigError, match="got a Sequential of Keras 2 .tf_keras.; it needs one of Keras 3"):
+            tower_train.multi_gpu_model(tf_keras.Sequential([tf_keras.layers.Dense(1)]), gpus=2)
 
     def test_what_is_no_model_and_another_strategy_and_eager_steps(self):
         with pytest.raises(ConfigError, match="got a Dense"):

@@ -14,11 +14,14 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend import config as backend_config
 from keras.src.backend import random as backend_random
 from keras.src.backend import tensorflow as backend_tensorflow
 from keras.src.backend.common import global_state
+from keras.src.legacy.saving import legacy_h5_format
 from keras.src.optimizers import base_optimizer
-from keras.src.trainers import data_adapters
+from keras.src.saving import saving_lib, serialization_lib
+from keras.src.trainers import data_adapters, trainer
 from tensorflow.python.eager import context
 from tensorflow.python.framework import random_seed as seeds_of_ops
 from tensorflow.python.ops import gen_random_ops, summary_ops_v2
@@ -324,6 +327,85 @@ def python_floats():
         return convert(x, keras.config.floatx() if dtype is None and isinstance(x, float) else dtype, **kwargs)
 
     return replaced_here(backend_tensorflow, "convert_to_tensor", converted)
+
+
+_FLOATX_HERE: contextvars.ContextVar[str | None] = contextvars.ContextVar("floatx", default=None)
+
+
+def _floatx() -> str:
+    return _FLOATX_HERE.get() or _FLOATX  # noqa: F821 - names of Keras' module
+
+
+# Keras' modules have the function itself, so its code looks for a thread's dtype first.
+vars(backend_config)["_FLOATX_HERE"] = _FLOATX_HERE
+backend_config.floatx.__code__ = _floatx.__code__
+
+
+@contextlib.contextmanager
+def floatx(dtype: str) -> Iterator[None]:
+    """Makes a dtype Keras' default, also of Python's numbers, for this thread and its towers within this block."""
+    token = _FLOATX_HERE.set(dtype)
+    try:
+        with python_floats():
+            yield
+    finally:
+        _FLOATX_HERE.reset(token)
+
+
+@contextlib.contextmanager
+def without_compiling() -> Iterator[None]:
+    """Lets `compile` of models do nothing within this block, in which variables get no values, those of optimizers too;
+    nor is what a loaded model was compiled with."""
+    nothing = lambda original, *args, **kwargs: None  # noqa: E731
+
+    def outside(make, *args, **kwargs):
+        with outside_of_stateless_scope():
+            return make(*args, **kwargs)
+
+    with contextlib.ExitStack() as stack:
+        for name in ("compile", "compile_from_config"):
+            stack.enter_context(replaced_here(trainer.Trainer, name, nothing))
+        for cls in (base_optimizer.BaseOptimizer, keras.optimizers.LossScaleOptimizer):
+            stack.enter_context(replaced_here(cls, "__init__", outside))
+        yield
+
+
+def save_as(cls: type, name: str, may_save: Callable[[Any], bool]) -> None:
+    """Lets Keras and TensorFlow save, copy and load models of a class as the plain model in their attribute `name`;
+    save nothing where may_save(model) is false."""
+
+    def of_plain(function):
+        @functools.wraps(function)
+        def call(model, *args, **kwargs):
+            if not isinstance(model, cls):
+                return function(model, *args, **kwargs)
+            if function.__name__.startswith("save") and not may_save(model):
+                return None
+            return function(getattr(model, name), *args, **kwargs)
+
+        return call
+
+    def tracking(method):
+        def call(self, *args, **kwargs):
+            has_plain = name in vars(self)  # not yet while it is being made
+            return getattr(vars(self)[name] if has_plain else super(cls, self), method)(*args, **kwargs)
+
+        return call
+
+    for module, functions in (
+        (saving_lib, ("save_model", "save_weights_only", "load_weights_only", "serialize_keras_object")),
+        (legacy_h5_format, ("save_model_to_hdf5",)),
+        (serialization_lib, ("serialize_keras_object",)),
+    ):
+        for function in functions:
+            setattr(module, function, of_plain(getattr(module, function)))
+    for method in ("__reduce__", "_trackable_children", "_lookup_dependency"):
+        setattr(cls, method, tracking(method))
+
+
+def compiled(model: keras.Model) -> list:
+    """Returns what `compile` gave a model, other objects for each call."""
+    return [getattr(model, name, None) for name in ("optimizer", "_compile_loss", "_compile_metrics")]
 
 
 @contextlib.contextmanager

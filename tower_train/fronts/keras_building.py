@@ -1,9 +1,8 @@
 """Keras models built apart from the program's use of Keras; names and initial values of their variables in a graph."""
 
 import concurrent.futures
-import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -30,7 +29,9 @@ def build_isolated(work: Callable[[keras.StatelessScope | None], Any], dtype: st
         built_here = context.entered(context.Context(builds_keras=True))
         with built_here, compat.eager_mode(), tf.device("/cpu:0"), floatx(dtype):
             keras.config.set_dtype_policy(dtype if dtype == kept_in(dtype) else f"mixed_{dtype}")
-            with contextlib.nullcontext() if valued else keras.StatelessScope(initialize_variables=False) as assigned:
+            if valued:
+                return work(None)
+            with keras.StatelessScope(initialize_variables=False) as assigned, compat.without_compiling():
                 return work(assigned)
 
     with concurrent.futures.ThreadPoolExecutor(1) as executor:
@@ -42,16 +43,9 @@ def kept_in(dtype: str) -> str:
     return towers.variable_dtype(tf.as_dtype(dtype)).name
 
 
-@contextlib.contextmanager
-def floatx(dtype: str) -> Iterator[None]:
+def floatx(dtype: str):
     """Makes the dtype of variables Keras' default, also of Python's numbers, within this block."""
-    before = keras.config.floatx()
-    keras.config.set_floatx(kept_in(dtype))
-    try:
-        with compat.python_floats():
-            yield
-    finally:
-        keras.config.set_floatx(before)
+    return compat.floatx(kept_in(dtype))
 
 
 def named_variables(model: keras.Model) -> dict[str, keras.Variable]:
@@ -67,6 +61,14 @@ def named_variables(model: keras.Model) -> dict[str, keras.Variable]:
         if id(variable) not in metrics:
             named[name] = variable
     return named
+
+
+def output_names(model: keras.Model, outputs) -> list[str]:
+    """Returns the names of a model's outputs, of which `outputs` is a structure."""
+    if isinstance(model, keras.Sequential):
+        return [model.layers[-1].name]
+    count = len(keras.tree.flatten(outputs))
+    return getattr(model, "output_names", None) or [f"output_{i + 1}" for i in range(count)]
 
 
 def initializer_of(variable: keras.Variable, assigned: tf.Tensor | None):

@@ -61,6 +61,11 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
 
 def _refuse(model) -> None:
     """Raises ConfigError for no model, and for one of another strategy."""
+    if any(cls.__module__.startswith("tf_keras.") for cls in type(model).__mro__):
+        raise errors.ConfigError(
+            f"multi_gpu_model got a {type(model).__name__} of Keras 2 (tf_keras); it needs one of Keras 3. Build it by "
+            "`import keras`, without TF_USE_LEGACY_KERAS=1, or train it by tower_train.estimator.model_to_estimator."
+        )
     if not isinstance(model, keras.Model):
         raise errors.ConfigError(f"multi_gpu_model got a {type(model).__name__}; it needs a keras.Model.")
     if tf.distribute.has_strategy():

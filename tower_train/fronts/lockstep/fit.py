@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tower_train.fronts import compat
 from tower_train.fronts.lockstep import parts
-from tower_train.fronts.lockstep.step import join, once, weighted
+from tower_train.fronts.lockstep.step import join_batch, once, weighted
 
 
 def train(model: keras.Model, data):
@@ -33,7 +33,8 @@ def test(model: keras.Model, data):
 def predict(model: keras.Model, data):
     """Does a step of predict, and returns the outputs of all towers."""
     x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-    return join(model(x, training=False))
+    outputs = model(x, training=False)
+    return join_batch(model, x, None, outputs, None, needs_x=False)[2]
 
 
 def _loss_of_all(model, data, training: bool):
@@ -41,7 +42,7 @@ def _loss_of_all(model, data, training: bool):
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     y_pred = model(x, training=training)
     needs_x = compat.is_overridden(model, "compute_loss") or compat.is_overridden(model, "compute_metrics")
-    whole_x, *whole = join((x if needs_x else None, y, y_pred, sample_weight))  # Keras' own do not look at x
+    whole_x, *whole = join_batch(model, x, y, y_pred, sample_weight, needs_x)  # Keras' own do not look at x
     loss = compat.compute_loss(model, whole_x, *whole, training=training)
     compat.loss_tracker(model).update_state(loss, sample_weight=tf.convert_to_tensor(parts.batch_size(x)))
     return loss, lambda: model.compute_metrics(whole_x, *whole)

@@ -9,7 +9,7 @@ from tower_train import console, errors
 from tower_train.fronts import compat
 from tower_train.fronts.lockstep import fit, parts, proof, together
 from tower_train.fronts.lockstep.exchange import ALONE, Exchange
-from tower_train.fronts.lockstep.step import Program, Rehearsal, Step
+from tower_train.fronts.lockstep.step import Program, Rehearsal, Step, explained
 from tower_train.graph.devices import HOST
 
 _CHECK = "parallel_model.check(x, y) shows on a few examples that towers train what one device trains."
@@ -27,7 +27,7 @@ class TowerModel(keras.Model):
         self.template, self.towers = template, towers
         self._merge_device, self.exchange = merge_device, exchange
         self._train = fit.own if compat.is_overridden(template, "train_step") else fit.train
-        self.built = template.built
+        self.built, self._compiled = template.built, compat.compiled(template)
         together.begin(exchange, template, len(towers))
         self._optimizers: list | None = None  # None before they have their variables
         if template.compiled:
@@ -81,7 +81,16 @@ class TowerModel(keras.Model):
         """The variables of the model and of its optimizers."""
         return [*self.template.variables, *(v for each in self._optimizers or () for v in each.variables)]
 
+    def compile_as_template(self) -> None:
+        """Trains with what the template has been compiled with, if that was since."""
+        if self.template.compiled and any(
+            now is not then for now, then in zip(compat.compiled(self.template), self._compiled, strict=True)
+        ):
+            self._optimizers = None
+            self._compile_as_template()
+
     def _compile_as_template(self) -> None:
+        self._compiled = compat.compiled(self.template)
         if self.template.run_eagerly:
             raise errors.ConfigError(
                 "run_eagerly=True: the towers' step is a graph of several devices. Leave it out; to debug, fit the "
@@ -141,11 +150,14 @@ def _together(name: str):
     def of_all(self, *args, **kwargs):
         if name == "fit" and len(self.towers) * self.exchange.size > 1:
             console.notice_once(TowerModel, _CHECK)
-        return together.call(method, self, args, kwargs)
+        self.compile_as_template()
+        with explained():
+            return together.call(method, self, args, kwargs)
 
     return of_all
 
 
+compat.save_as(TowerModel, "template", lambda model: model.exchange.is_chief)
 for _name in ("save", "save_weights", "load_weights", "export", "get_config", "to_json", "summary", "get_layer"):
     setattr(TowerModel, _name, _of_template(_name))
 for _name in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch"):

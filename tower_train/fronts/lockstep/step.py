@@ -8,6 +8,7 @@ import contextlib
 import contextvars
 import functools
 import itertools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import tensorflow as tf
 
 from tower_train import console, errors
 from tower_train.fronts import compat, meeting
+from tower_train.fronts.keras_building import output_names
 from tower_train.fronts.lockstep import parts
 from tower_train.fronts.lockstep.draws import drawn_for_more, rows_of_draw
 from tower_train.fronts.lockstep.exchange import Exchange
@@ -152,6 +154,13 @@ class Step:
             return of_towers
         shares = [tf.cast(part.share, total.dtype) for part in self._parts]
         return [tf.math.divide_no_nan(grad, share) for grad, share in zip(of_towers, shares, strict=True)]
+
+    def gradient_of_mean(self, grads: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """As gradient_of_rows, of a scalar, whose mean over examples is the batch's."""
+        if not self._is_weighted:
+            return self.totals([grads]) * len(grads)
+        [total] = self._exchange.sum([tf.add_n(grads)])
+        return [total * tf.cast(part.share, total.dtype) for part in self._parts]
 
     def weighted(self, loss: tf.Tensor) -> tf.Tensor:
         """Returns a tower's loss by the share of its examples. From then on gradients are of such losses: they are
@@ -297,6 +306,55 @@ def join(tensors):
     mine = keras.tree.map_structure(parts.as_tensor, tensors)
     if any(leaf is not None and leaf.shape.rank == 0 for leaf in keras.tree.flatten(mine)):
         raise errors.ConfigError("steps.join got a scalar; join tensors that have a row for each example.")
+    return _join(step, mine)
+
+
+def join_batch(model: keras.Model, x, y, y_pred, sample_weight, needs_x: bool):
+    """As `join`, of a batch and a model's outputs for it, of which scalars are means over examples.
+
+    Raises ConfigError for an output whose first axis is not the batch; where that is known in the step only, it fails
+    with a message that `explained` finds.
+    """
+    step = _running()
+    if step is None:
+        return x, y, y_pred, sample_weight
+    if meeting.current().count > 1:
+        inputs = [parts.batch_size(leaf) for leaf in keras.tree.flatten(x) if leaf is not None and leaf.shape.rank]
+        for name, output in zip(output_names(model, y_pred), keras.tree.flatten(y_pred), strict=True):
+            if isinstance(output, tf.Tensor) and output.shape.rank:
+                _check_rows(f"{type(model).__name__}: the output {name}", output, inputs)
+    return _join(step, keras.tree.map_structure(parts.as_tensor, (x if needs_x else None, y, y_pred, sample_weight)))
+
+
+_OTHER_ROWS = (
+    "has an axis before that of the examples, or none, and towers join outputs by examples. Put the batch first, "
+    "such as [batch, time] or [batch, 2]; a scalar is a mean over the examples. Or train on one device: gpus=1."
+)
+
+
+def _check_rows(what: str, output: tf.Tensor, inputs: Sequence[parts.Size]) -> None:
+    """Refuses an output whose rows are not those of a batch's examples, or a fixed number for each."""
+    rows, message = parts.batch_size(output), f"{what} of shape {output.shape} {_OTHER_ROWS}"
+    known = [size for size in inputs if isinstance(size, int)]
+    if isinstance(rows, int) and not any(rows % size == 0 for size in known):
+        raise errors.ConfigError(message)
+    if not isinstance(rows, int):  # in a tf.function an assertion is made by itself
+        fits = tf.reduce_any(tf.stack([rows % size == 0 for size in inputs]))
+        tf.debugging.Assert(fits, [message])
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Raises a ConfigError for a step within this block whose outputs have other rows than examples."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        if found := re.search(rf"assertion failed: \[(.*? {re.escape(_OTHER_ROWS)})\]", error.message, re.DOTALL):
+            raise errors.ConfigError(found[1]) from None
+        raise
+
+
+def _join(step: Step, mine):
     whole = step.meet(mine, lambda asked: keras.tree.map_structure(step.whole, *asked), "steps.join")
     return keras.tree.map_structure(functools.partial(_joined, step), mine, whole)
 
@@ -307,6 +365,8 @@ def _joined(step: Step, mine, whole):
         return whole
 
     def gradient(grad):
+        if mine.shape.rank == 0:
+            return step.meet(grad, step.gradient_of_mean, "the gradient of a mean")[meeting.current().place]
         merge = lambda asked: step.gradient_of_rows(*zip(*asked, strict=True))  # noqa: E731
         over_towers = step.meet((grad, tf.shape(mine)[0]), merge, "the gradient of steps.join")
         of_mine = over_towers[meeting.current().place]

@@ -72,7 +72,7 @@ class _KerasModelFn:
         with TowerScope(before) as scope:
             outputs = model(x, training=is_training)
         predictions = outputs if isinstance(outputs, dict) else dict(
-            zip(_output_names(model, outputs), keras.tree.flatten(outputs), strict=True)
+            zip(keras_building.output_names(model, outputs), keras.tree.flatten(outputs), strict=True)
         )  # fmt: skip
         if mode == library.api.ModeKeys.PREDICT:
             return library.api.EstimatorSpec(mode, predictions)
@@ -92,13 +92,6 @@ class _KerasModelFn:
         trained = [graphs[id(v)] for v in model.trainable_variables]
         train_op = self._optimizer.minimize(loss, v1.train.get_global_step(), trained)
         return library.api.EstimatorSpec(mode, predictions, loss, train_op)
-
-
-def _output_names(model: keras.Model, outputs) -> list[str]:
-    if isinstance(model, keras.Sequential):
-        return [model.layers[-1].name]
-    count = len(keras.tree.flatten(outputs))
-    return getattr(model, "output_names", None) or [f"output_{i + 1}" for i in range(count)]
 
 
 def _metrics(model: keras.Model, sums: dict, update: tf.Operation) -> dict:
