@@ -23,7 +23,7 @@ from tower_train.graph import elements, xla
 from tower_train.graph.devices import HOST
 from tower_train.graph.draws import Draws, located
 from tower_train.graph.gradients import is_finite
-from tower_train.graph.layout import Layout
+from tower_train.graph.layout import Layout, Tower
 from tower_train.graph.transfer import TO_HOST, Batches, Transfer, stage_batches
 from tower_train.workload import Workload
 
@@ -127,20 +127,32 @@ def training_stream(
         return tuple(part(position + i * part_size, *batch) for i in range(parts))
 
     iterator = iterator_over(steps, step, examples, branches=parts)
-    if transfer.is_staged:
-        batches, initializer, renewal = stage_batches(take, iterator.initializer, layout, examples_seen, transfer.end)
-    else:
-        batches, initializer, renewal = take(), iterator.initializer, ()
-    state = elements.state_of(iterator, layout, not transfer.augments_there, length) if examples.elements else None
-    for i, tower in enumerate(layout.towers if transfer.augments_there else ()):
-        features, labels = batches[i]
+
+    def on_devices(batches: Batches, seen: tf.Tensor) -> Batches:
+        """Returns the batches of the step from position `seen` on as the towers take them."""
+        return [
+            on_device(tower, batch, seen + (layout.first_tower + i) * size)
+            for i, (tower, batch) in enumerate(zip(layout.towers, batches, strict=True))
+        ]
+
+    def on_device(tower: Tower, batch: tuple[Tensors, Tensors], position: tf.Tensor) -> tuple[Tensors, Tensors]:
+        if not transfer.augments_there:
+            return batch
         with (
             tf.device(tower.device),
-            xla.compiled(is_compiled, tower.device),
-            tf.compat.v1.name_scope(f"tower_{i}/preprocess/"),
+            xla.compiled(is_compiled, tower.device, "input"),
+            tf.compat.v1.name_scope(f"tower_{tower.index}/preprocess/"),
         ):
-            here = tf.nest.map_structure(tf.identity, features)
-            batches[i] = with_batch_size(_preprocess(workload, here, labels, draws(positions[i], size)), size)
+            here = tf.nest.map_structure(tf.identity, batch[0])
+            batch = _preprocess(workload, here, batch[1], draws(position, size))
+        return with_batch_size(batch, size)
+
+    if transfer.is_staged:
+        begin = iterator.initializer
+        batches, initializer, renewal = stage_batches(take, on_devices, begin, layout, examples_seen, transfer.end)
+    else:
+        batches, initializer, renewal = on_devices(take(), examples_seen), iterator.initializer, ()
+    state = elements.state_of(iterator, layout, not transfer.augments_there, length) if examples.elements else None
     notes = tuple(filter(None, (transfer.note, elements.workers_line(examples, layout.num_workers))))
     return Stream(batches, initializer, positions, state, renewal, notes)
 

@@ -69,13 +69,20 @@ def are_gpus(devices: Sequence[str]) -> bool:
 
 
 def stage_batches(
-    take: Callable[[], Batches], begin: tf.Operation, layout: Layout, examples_seen: tf.Tensor, end: int
+    take: Callable[[], Batches],
+    on_devices: Callable[[Batches, tf.Tensor], Batches],
+    begin: tf.Operation,
+    layout: Layout,
+    examples_seen: tf.Tensor,
+    end: int,
 ) -> tuple[Batches, tf.Operation, list[tf.Operation]]:
     """Stages an iterator's batches.
 
     Args:
       take: makes the ops that take a step's batches out of the iterator. They do not run for positions from
         `end` on: no step needs those examples, so none of them may fail the run.
+      on_devices: (a step's batches, its position) -> the same as the towers take them. Done in the step before, so that
+        a step's first operation finds all of it on the device.
       begin: op that starts the iterator.
       layout: of a step; its towers take the batches.
       examples_seen: int64 scalar, the position of a step's first example.
@@ -86,7 +93,8 @@ def stage_batches(
         variables hold their values; ops that put the next step's there, which each step has to run.
     """
     with tf.control_dependencies([begin, v1.tables_initializer()]):
-        first = take()
+        taken = take()
+        first = on_devices(taken, examples_seen)
     flat_first = tf.nest.flatten(first)
     devices = [tower.device for tower, batch in zip(layout.towers, first, strict=True) for _ in tf.nest.flatten(batch)]
     position = _Place("staged/position", examples_seen, HOST)
@@ -102,9 +110,9 @@ def stage_batches(
     is_wanted = following < end
 
     def no_batches() -> Batches:
-        return tf.nest.map_structure(lambda like: tf.zeros([size or 0 for size in like.shape], like.dtype), first)
+        return tf.nest.map_structure(lambda like: tf.zeros([size or 0 for size in like.shape], like.dtype), taken)
 
-    coming = tf.cond(is_wanted, take, no_batches, name=NEXT)
+    coming = on_devices(tf.cond(is_wanted, take, no_batches, name=NEXT), following)
     renewal = [position.put(tf.where(is_wanted, following, tf.constant(_NONE, tf.int64)))]
     for place, tensor, now in zip(places, tf.nest.flatten(coming), batches, strict=True):
         renewal.append(place.put(tensor, [now.op]))

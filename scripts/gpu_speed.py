@@ -1,0 +1,203 @@
+"""Measures how fast a machine's GPU trains, part by part, in some nine minutes:
+
+    python scripts/gpu_speed.py [--out=DIR] [--data_dir=DIR] [--minutes=9] [--tiny] [PART ...]
+
+Parts, all of them unless some are named: equal (compiled towers against others, in float64), cifar10_94, resnet50,
+tutorial (the benchmark's sides), recipe (seconds to 94 %, compilation apart, then with its programs cached), profile
+(where a step's time goes). Each has a process and a limit of its own, and prints its table when it is done.
+DIR/speed.json gets all. --tiny takes small numbers, for any machine, to see that nothing fails.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+_NARROW = "--systems=keras/*bfloat16*,torch*bfloat16,tower_train/*bfloat16*"
+# {part: (share of the minutes, benchmark's options)}
+BENCHMARKS = {
+    "cifar10_94": (0.22, ["--model=cifar10_94", "--batch_size=1536", _NARROW]),
+    "resnet50": (0.3, ["--workload=tower_train.bench.resnet50", "--batch_size=128", _NARROW]),
+    "tutorial": (0.15, ["--batch_size=1024", "--systems=keras/fit*,keras/multi*,torch*,tower_train/*float32*"]),
+}
+SHARES = {"equal": 0.08, **{name: share for name, (share, _) in BENCHMARKS.items()}, "recipe": 0.15, "profile": 0.1}
+TINY_RECIPE = dict(
+    global_batch_size=None, epochs=None, keep_hardest=None, batch_size=32, max_steps=6, eval_at_end=False
+)
+FEW_STEPS = dict(global_batch_size=None, epochs=None, keep_hardest=None, max_steps=60, eval_at_end=False)
+SLOW = 5  # times the median: a step in which something was compiled
+CACHE_FLAGS = "--tf_xla_persistent_cache_directory={} --tf_xla_deterministic_cluster_names=true"
+
+
+def train(model, **options):
+    """Trains a model of cifar10; returns (result, losses, seconds of each step after the first's begin)."""
+    import cifar10
+    import tower_train
+
+    losses, moments = [], [time.perf_counter()]
+
+    def after_step(step, report):
+        losses.append(float(report.loss))
+        moments.append(time.perf_counter())
+
+    workload = cifar10.WORKLOAD.with_options({"model": model} | options.pop("workload_options", {}))
+    options = dict(save_every_steps=0, check_data=False, summary_every_steps=0, check_towers="never") | options
+    with tempfile.TemporaryDirectory() as train_dir:
+        config = workload.config(**({"train_dir": train_dir} | options))
+        result = tower_train.train(workload, config, after_step=after_step)
+    return result, losses, [after - before for before, after in zip(moments, moments[1:], strict=False)]
+
+
+def equal(options) -> dict:
+    """Losses in float64: compiled against not, two towers on parts of the card against one."""
+    steps, batch = (3, 4) if options.tiny else (12, 32)
+    common = dict(dtype="float64", max_steps=steps, dataset="generated", eval_at_end=False)
+    cases = {
+        "never": dict(jit_compile="never", batch_size=batch),
+        "always": dict(jit_compile="always", batch_size=batch),
+        "always, two towers": dict(jit_compile="always", batch_size=batch // 2, num_gpus=2),
+    }
+    found = {name: in_process("losses", model="convnet", **common, **case) for name, case in cases.items()}
+    gaps = {
+        name: max(abs(a - b) / abs(a) for a, b in zip(found["never"], losses, strict=True))
+        for name, losses in found.items()
+        if name != "never"
+    }
+    for name, gap in gaps.items():
+        print(f"{name}: the losses of {steps} steps are those of one tower that is not compiled to {gap:.0e}")
+    return gaps
+
+
+def losses_of(**case) -> list[float]:
+    """Trains in this process; two towers share the only GPU if there is one."""
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus and case.get("num_gpus", 1) > len(gpus):
+        parts = [tf.config.LogicalDeviceConfiguration(memory_limit=4096)] * case["num_gpus"]
+        tf.config.set_logical_device_configuration(gpus[0], parts)
+    return train(**case)[1]
+
+
+def in_process(kind: str, **case):
+    """Runs `losses_of` in another process, as TensorFlow divides a GPU once."""
+    words = [sys.executable, __file__, f"--{kind}={json.dumps(case)}"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def benchmark(part: str, options) -> dict:
+    """Runs the benchmark; returns its rows."""
+    out, arguments = options.out / part, BENCHMARKS[part][1]
+    if options.tiny:
+        arguments = [a for a in arguments if "batch_size" not in a and "systems" not in a]
+        arguments += ["--batch_size=4", "--systems=keras/fit,tower_train/1 tower/float32", "--timeout_secs=600"]
+    rounds = ["--rounds=1", "--seconds=0.2"] if options.tiny else ["--rounds=3", "--seconds=2"]
+    data = [f"--data_dir={options.data_dir}"] if options.data_dir else ["--dataset=generated"] * (part != "resnet50")
+    words = [sys.executable, "-m", "tower_train.benchmark", "--towers=1", "--start_together", f"--out={out}"]
+    subprocess.run([*words, *rounds, *data, *arguments], check=True, cwd=ROOT)
+    return json.loads((out / "benchmark.json").read_text())["parts"]
+
+
+def recipe(options) -> dict:
+    """Seconds of training of the recipe for 94 %, with and without the steps that compile."""
+    dataset = dict(dataset="cifar10", data_dir=options.data_dir) if options.data_dir else dict(dataset="generated")
+    tiny = TINY_RECIPE if options.tiny else {}
+    sizes = {} if options.tiny else {"image_sizes": "0:20,1.5:24,4.5:32"}
+    result, _, seconds = train("cifar10_94", num_gpus=1, workload_options=sizes, **dataset, **tiny)
+    median = statistics.median(seconds)
+    compiling = [each for each in seconds if each > SLOW * median]
+    found = {
+        "steps": len(seconds), "seconds": sum(seconds), "compiling steps": len(compiling), "compiling": sum(compiling),
+        "without compiling": sum(seconds) - sum(compiling), "median ms": 1e3 * median, "result": str(result),
+    }  # fmt: skip
+    print(
+        f"recipe: {found['steps']} steps in {found['seconds']:.2f} s, {found['without compiling']:.2f} s without the "
+        f"{found['compiling steps']} that compiled; median {found['median ms']:.2f} ms a step"
+    )
+    return found
+
+
+def profile(options) -> dict:
+    """Where six steps of cifar10_94 spend their time on the GPU."""
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    first, last = (2, 3) if options.tiny else (40, 45)
+    dataset = dict(dataset="cifar10", data_dir=options.data_dir) if options.data_dir else dict(dataset="generated")
+    steps = TINY_RECIPE if options.tiny else FEW_STEPS
+    with tempfile.TemporaryDirectory() as folder:
+        train("cifar10_94", num_gpus=1, profile_steps=(first, last), train_dir=folder, **dataset, **steps)
+        [path] = pathlib.Path(folder).rglob("*.xplane.pb")
+        space = xplane_pb2.XSpace.FromString(path.read_bytes())
+    count, kernels, launches = last - first + 1, {}, 0
+    for plane in space.planes:
+        for line in plane.lines if "/device:GPU" in plane.name else ():
+            for event in line.events:
+                name = plane.event_metadata[event.metadata_id].name
+                kernels[name] = kernels.get(name, 0) + event.duration_ps / 1e9 / count
+                launches += 1
+    busy = sum(kernels.values())
+    print(f"profile: GPUs work {busy:.2f} ms a step, in {launches / count:.0f} kernels and copies")
+    for name, milliseconds in sorted(kernels.items(), key=lambda item: -item[1])[:20]:
+        print(f"  {milliseconds:8.3f} ms {name[:90]}")
+    return {"busy ms": busy, "launches": launches / count, "kernels ms": kernels}
+
+
+def run_part(part: str, options) -> dict:
+    if part in BENCHMARKS:
+        return benchmark(part, options)
+    return {"equal": equal, "recipe": recipe, "profile": profile}[part](options)
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=[[], *SHARES], metavar="PART")
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(time.strftime("gpu_speed-%Y%m%d-%H%M%S")))
+    parser.add_argument("--data_dir", type=os.path.abspath)
+    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--only", help=argparse.SUPPRESS)
+    parser.add_argument("--losses", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.losses:
+        print(json.dumps(losses_of(**options.losses)))
+        return 0
+    options.out = options.out.absolute()
+    if options.only:
+        found = run_part(options.only, options)
+        (options.out / f"{options.only}.json").write_text(json.dumps(found, indent=1))
+        return 0
+    options.out.mkdir(parents=True, exist_ok=True)
+    whole, failed = {}, []
+    parts = [(part, {}) for part in options.parts or SHARES]
+    if not options.tiny and "recipe" in dict(parts):  # twice: the second finds its programs compiled
+        flags = {"TF_XLA_FLAGS": CACHE_FLAGS.format(options.out / "xla")}
+        at = [part for part, _ in parts].index("recipe")
+        parts[at : at + 1] = [("recipe", flags), ("recipe", flags)]
+    for number, (part, environment) in enumerate(parts):
+        print(f"== {part}", flush=True)
+        words = [sys.executable, __file__, *argv, f"--only={part}", f"--out={options.out}"]
+        limit = None if options.tiny else 60 * options.minutes * SHARES[part]
+        try:
+            subprocess.run(words, check=True, timeout=limit, env=os.environ | environment, stdin=subprocess.DEVNULL)
+            name = part if part not in whole else f"{part} {number}"
+            whole[name] = json.loads((options.out / f"{part}.json").read_text())
+        except (subprocess.SubprocessError, OSError) as error:
+            failed.append(part)
+            print(f"FAILED: {part}: {error}", flush=True)
+        (options.out / "speed.json").write_text(json.dumps(whole, indent=1))
+    print(f"Written: {options.out / 'speed.json'}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
