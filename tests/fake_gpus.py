@@ -4,6 +4,7 @@ PLUGIN is gpus/fake_gpu.cc, built. Prints in JSON what `audit` finds of each cas
 have FAKE_GPUS, TF_CPP_VMODULE=placer=3 and TF_DUMP_GRAPH_PREFIX before TensorFlow is imported.
 """
 
+import collections
 import gc
 import json
 import os
@@ -14,6 +15,7 @@ import sys
 
 import gpu_graphs
 import tensorflow as tf
+from google.protobuf import text_format
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.framework import load_library
 
@@ -57,6 +59,7 @@ def audit(name, dumps):
       on_gpus: the number of nodes that the placer left on GPUs.
       through_host: the ops of preprocessing on GPUs that may take or give more of an example than a number from the
         host's memory.
+      clusters: {GPU: numbers of nodes in XLA's clusters there, the largest first}.
       towers, session, context: the towers' devices, and the GPU options of the session and outside of sessions.
     """
     step = gpu_graphs.graph_of(name)
@@ -65,10 +68,26 @@ def audit(name, dumps):
         "refused": refused,
         "on_gpus": placed.count("device:GPU:"),
         "through_host": sorted({op.type for op in step.graph.get_operations() if gives_to_host(op)}),
+        "clusters": clusters(dumps),
         "towers": step.towers,
         "session": str(step.config.gpu_options),
         "context": str(tf.__internal__.eager_context.get_config().gpu_options),
     }
+
+
+def clusters(dumps):
+    """Counts the nodes of each cluster that TensorFlow has marked for XLA in the graph it dumped."""
+    marked = [path for path in dumps.glob("mark_for_compilation*") if "annotated" not in path.name]
+    if not marked:
+        return {}
+    definition, found = tf.compat.v1.GraphDef(), collections.Counter()
+    first = min(marked, key=lambda path: path.stat().st_mtime_ns)  # of the step, then of the stream's start
+    text_format.Parse(first.read_text(), definition)
+    for node in definition.node:
+        if "_XlaCluster" in node.attr and "GPU" in node.device:
+            found[node.device[-5:], node.attr["_XlaCluster"].s.decode()] += 1
+    gpus = sorted({gpu for gpu, _ in found})
+    return {gpu: sorted((n for (each, _), n in found.items() if each == gpu), reverse=True) for gpu in gpus}
 
 
 def gives_to_host(op):

@@ -70,6 +70,7 @@ def trainer_step(network, **options):
     examples = Examples.from_arrays("drawn", values, labels, [f"class {i}" for i in range(classes)])
     limits = {name: None for name in ("global_batch_size", "epochs") if name in workload.recipe}
     common = {"gpus": tuple(GPUS), "summary_every_steps": 0, "dtype": "float32", "ema": 0.0, "batch_size": BATCH}
+    common["jit_compile"] = "always"  # as a run on GPUs has it by default
     if options.get("variable_update") == "mirrored":
         common["stall_timeout_secs"] = 1800.0  # as a run has it by default
     config = workload.config(**(common | limits | options))

@@ -253,3 +253,14 @@ def test_the_batch_file_starts_again_what_lost_a_worker_or_ran_out_of_time(statu
     words = srun.partition("tower_train ")[2].split()
     config = command_line.parse(["tower_train", *words], Config, "")
     assert config.max_steps == 5 and config.start_timeout_secs >= 3600
+
+
+def test_the_measurements_of_a_gpus_speed_run_on_small_numbers_anywhere(tmp_path):
+    """Two of its parts: the others are the benchmark's, and a comparison that tests/graph/test_compiled.py makes."""
+    words = [jobs.ROOT / "scripts/gpu_speed.py", "--tiny", f"--out={tmp_path}/speed", "recipe", "profile"]
+    done = jobs.command(*map(str, words))
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads((tmp_path / "speed" / "speed.json").read_text())
+    assert found["recipe"]["steps"] == 6 and 0 < found["recipe"]["without compiling"] <= found["recipe"]["seconds"]
+    assert found["profile"]["launches"] == 0, "there is no GPU"
+    assert "recipe: 6 steps in" in done.stdout and "profile: GPUs work 0.00 ms a step" in done.stdout

@@ -18,7 +18,10 @@ def found(tmp_path_factory):
 
     def look(folder):
         (folder / "dumps").mkdir()
-        dumps = dict(FAKE_GPUS="4", TF_CPP_VMODULE="placer=3", TF_DUMP_GRAPH_PREFIX=f"{folder}/dumps")
+        dumps = dict(
+            FAKE_GPUS="4", TF_CPP_VMODULE="placer=3", TF_DUMP_GRAPH_PREFIX=f"{folder}/dumps",
+            TF_XLA_FLAGS="--tf_xla_clustering_debug=true",
+        )  # fmt: skip
         # A fresh process, since TensorFlow reads once which graphs to dump.
         words = [sys.executable, "-m", "fake_gpus", fake_gpus.build(folder)]
         done = subprocess.run(words, env=jobs.environment(jobs.TESTS) | dumps, capture_output=True, text=True)
@@ -40,6 +43,16 @@ def test_the_process_sees_the_gpus_that_were_asked_for_in_and_outside_of_session
         assert case["towers"] == ["/gpu:1", "/gpu:0"], name
         assert case["session"] == case["context"], name
         assert 'visible_device_list: "0,2"' in case["session"] and "allow_growth: true" in case["session"]
+
+
+def test_a_towers_passes_are_one_program_of_xlas_and_what_surrounds_them_few_more(found):
+    """Of a trainer's step: the input, the towers' passes with the check, the update, the averages; two more for each
+    batch normalisation over the towers, whose collectives cut a tower's passes."""
+    cut = {"convnet": 2, "VGG16": 4, "image_folder": 8, "template": 9, "resnet8": 20, "cifar10_96": 25}
+    for name, most in cut.items():
+        for gpu, sizes in found[name]["clusters"].items():
+            assert len(sizes) <= most and sizes[0] > 50, (name, gpu, sizes)
+        assert len(found[name]["clusters"]) == 2, name
 
 
 # TensorFlow's plugins cannot be split, CUDA's GPUs can: what is compared is what TensorFlow is asked for.

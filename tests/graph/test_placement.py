@@ -77,12 +77,14 @@ def test_small_tensors_are_sent_together_and_by_nccl_in_one_order(kind, hint, wo
     """The gradients in one message, the loss and the statistics in another; the embedding's rows are joined. Two of
     NCCL's that wait for each other on two devices would wait for ever."""
     messages = {}
-    for op in small_graph(all_reduce=kind, num_workers=workers).get_operations():
+    for op in small_graph(all_reduce=kind, num_workers=workers, batch_norm="tower").get_operations():
         if op.type == "CollectiveReduce":
             assert op.get_attr("communication_hint") == hint
             messages.setdefault(op.get_attr("instance_key"), []).append(op)
     assert len(messages) == 2
-    assert "CollectiveReduce" not in {op.type for op in small_graph(all_reduce="add_n").get_operations()}
+    assert "CollectiveReduce" not in {
+        op.type for op in small_graph(all_reduce="add_n", batch_norm="tower").get_operations()
+    }
     first, second = (messages[key] for key in sorted(messages))
     assert len({op.device for op in first}) == len({op.device for op in second}) == len(first) == GPUS // workers
     for op in second if kind == "nccl" else ():
