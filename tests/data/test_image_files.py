@@ -84,7 +84,7 @@ def test_hidden_files_and_other_types_are_passed_over_and_counted(root):
     listing = find(root, "train")
     assert (len(listing.names), listing.class_names) == (18, CLASSES)
     counts = "1 .tif, 2 .txt, 2 hidden, 2 without extension"
-    assert listing.notice == f"Passed over in {root}/train: {counts}."
+    assert listing.notice == f"Passed over in {root}/train: {counts}. To use .tif files, convert them to PNG."
 
 
 def test_images_in_folders_below_a_class_are_of_it_as_keras_has_them(root):
@@ -140,6 +140,37 @@ def test_dog_breed_needs_one_option_which_the_message_names(tmp_path, test):
     left_out = f"1 images without a class and 1 classes without their image in {tmp_path} left out."
     assert notice == f"--labels=labels.csv: {left_out}"
     assert find(tmp_path, "test", labels="labels.csv") is None
+
+
+TABLES_OF_OTHERS = [  # separators, line ends, quotes and paths as spreadsheets and Windows write them
+    b"image,class\na.jpg,cat\nb/c.jpg,dog\n", b"image;class\r\na.jpg;cat\r\nb\\c.jpg;dog\r\n",
+    b"\xef\xbb\xbfimage\tclass\r\na\tcat\r\nb\\c\tdog\r\n", b'image,class\r\n"a.jpg","cat"\r\n"b\\c.jpg","dog"\r\n',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("table", TABLES_OF_OTHERS)
+def test_tables_are_read_as_other_programs_write_them(tmp_path, table):
+    make(tmp_path, "train/a.jpg", "train/b/c.jpg")
+    (tmp_path / "train" / "labels.csv").write_bytes(table.replace(b"b\\", b"train\\b\\").replace(b"b/", b"train/b/"))
+    assert classes(tmp_path, "labels.csv")[0] == {"a.jpg": "cat", "b/c.jpg": "dog"}
+
+
+def test_a_cell_may_hold_commas_and_quotes_and_a_table_of_another_encoding_is_named(tmp_path):
+    make(tmp_path, "train/a.jpg", "train/b.jpg")
+    (tmp_path / "labels.csv").write_text('image,class\na,"small, brown"\nb,"dog ""Rex"""\n')
+    assert classes(tmp_path, "labels.csv")[0] == {"a.jpg": "small, brown", "b.jpg": 'dog "Rex"'}
+    (tmp_path / "labels.csv").write_bytes("image,class\na,Köln\nb,Bonn\n".encode("latin-1"))
+    with pytest.raises(errors.DataError, match="byte 15 is not UTF-8, as which it must be saved. Name a CSV file."):
+        find(tmp_path, "train", labels="labels.csv")
+
+
+def test_images_of_other_formats_are_named_with_what_to_do(root):
+    make(root / "train/cat", "1.tif", "2.heic", "3.txt")
+    notice = find(root, "train").notice
+    assert "1 .heic, 1 .tif, 1 .txt. To use .heic and .tif files, convert them to PNG." in notice
+    make(root.parent / "tiff", "train/a/1.tiff", "train/a/2.tiff", "train/b/1.png")
+    with pytest.raises(errors.LayoutError, match="a in it holds no .jpeg, .* file, but 2 .tiff. Expected:"):
+        find(root.parent / "tiff", "train")
 
 
 def test_ham10000_needs_the_column_which_the_message_names(tmp_path):

@@ -174,7 +174,10 @@ BAD = {
     "cut.png": (truncate, "cannot be decoded: image file is truncated"),
     "text.jpg": (lambda path: path.write_text("hello"), "is no JPEG, PNG, GIF, BMP or WebP image"),
     "empty.png": (lambda path: path.write_bytes(b""), "is empty"),
-    "tiff.png": (lambda path: Image.new("L", (9, 9)).save(path, "tiff"), "is no JPEG, PNG, GIF, BMP or WebP image"),
+    "tiff.png": (
+        lambda path: Image.new("L", (9, 9)).save(path, "tiff"),
+        "is TIFF, no JPEG, PNG, GIF, BMP or WebP image",
+    ),
     "bløt.jpg": (lambda path: path.symlink_to("nowhere"), "cannot be read: No such file or directory"),
     "self.jpg": (lambda path: path.symlink_to("self.jpg"), "cannot be read: Too many levels"),
     "pipe.jpg": (os.mkfifo, "is empty"),
@@ -256,3 +259,24 @@ def test_free_memory_is_what_linux_says_is_available(tmp_path, monkeypatch):
     for text, expected in (("MemTotal: 9 kB\nMemAvailable:   3 kB\nBuffers: 5 kB\n", 3072), ("MemTotal: 9 kB\n", None)):
         host.MEMINFO.write_text(text)
         assert host.free_memory() == expected
+
+
+@pytest.mark.parametrize("cache", ["none", "memory", "disk"])
+def test_images_to_evaluate_on_that_are_training_images_are_told(root, cache):
+    load(root, cache=cache)
+    assert load(root, "test", cache=cache).notice is None
+    for i in (0, 1):
+        shutil.copy(root / "train/cat/patient 0-0.png", root / f"test/cat/copy {i}.png")
+    for _ in range(2):  # the second time from what is remembered
+        load(root, cache=cache)
+        assert load(root, "test", cache=cache).notice == (
+            "2 of 8 images for test are among the training images too, such as cat/copy 0.png: they flatter the result."
+        )
+    shutil.copy(root / "train/cat/patient 0-0.png", root / "train/cat/again.png")
+    parts = dict(validation_fraction=0.5, seed=next(
+        seed for seed in range(99)
+        if sum("patient 0-0" in name or "again" in name for name in image_files.find(
+            root, "train", 0.5, seed=seed).names if name.startswith("cat")) == 1
+    ))  # fmt: skip
+    load(root, cache=cache, **parts)
+    assert "1 of 10 images for validation are among the training images too" in load(root, "validation", **parts).notice

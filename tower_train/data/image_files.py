@@ -14,6 +14,7 @@ from tower_train.data import image_labels
 from tower_train.data.image_labels import EXTENSIONS, FOLDERS, readable
 from tower_train.examples import TEST, TRAIN, VALIDATION
 
+_TO_CONVERT = (".tif", ".tiff", ".heic", ".avif", ".jp2", ".dcm")  # images of formats that are not read
 VALIDATION_NAMES = ("val", "validation", "valid")
 
 
@@ -181,11 +182,14 @@ def _listed(folder: pathlib.Path, directory: pathlib.Path, split: str) -> Listin
             else:
                 others[extension or "without extension"] += 1
         if labels[-1:] != [label]:
+            there = f", but {', '.join(f'{count} {kind}' for kind, count in others.items() if count)}" * bool(others)
             raise _layout_error(
-                folder, directory, f"{readable(class_name)} in it holds no {', '.join(EXTENSIONS)} file"
+                folder, directory, f"{readable(class_name)} in it holds no {', '.join(EXTENSIONS)} file{there}"
             )
     counts = ", ".join(f"{count} {readable(kind)}" for kind, count in sorted(others.items()) if count)
     notice = f"Passed over in {folder}: {counts}." if counts else ""
+    if images := [kind for kind in sorted(others) if kind in _TO_CONVERT]:
+        notice += f" To use {' and '.join(images)} files, convert them to PNG."
     if deeper:
         notice += f" {deeper} images are in folders below those of the classes, as of these."
     if table := image_labels.table_in(directory):  # its parts, not its classes, may be what the folders are

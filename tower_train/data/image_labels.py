@@ -83,13 +83,18 @@ def _of_table(directory: pathlib.Path, labels: str, option: str, paths: list[str
     # Of several files of one name the first: test/1.png often has no class, and HAM10000 is often unpacked twice.
     for path in sorted(paths, key=lambda path: not path.startswith("train")):
         for name in (path, os.path.basename(path)):
-            named.setdefault(name, path)
-            named.setdefault(os.path.splitext(name)[0], path)
+            for written in (name, name.replace(os.sep, "\\")):  # on Windows
+                named.setdefault(written, path)
+                named.setdefault(os.path.splitext(written)[0], path)
     try:
         with open(table, newline="", encoding="utf-8-sig") as file:
-            header, *rows = ([cell.strip() for cell in row] for row in csv.reader(file) if row)
+            separator = max(",;\t", key=file.readline().count)  # spreadsheets of some countries write semicolons
+            file.seek(0)
+            header, *rows = ([cell.strip() for cell in row] for row in csv.reader(file, delimiter=separator) if row)
     except (OSError, ValueError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or "it is no CSV file with a header"
+        if isinstance(error, UnicodeDecodeError):
+            reason = f"byte {error.start} is not UTF-8, as which it must be saved"
         raise errors.DataError(f"--{option}={labels}: {table} cannot be read: {reason}. Name a CSV file.") from None
     if uneven := next((number for number, row in enumerate(rows, 2) if len(row) != len(header)), None):
         raise errors.DataError(

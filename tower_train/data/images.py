@@ -1,11 +1,11 @@
 """Image folders as `Examples`: checked, decoded once if the result fits in memory or on disk, fetched by index."""
 
+import hashlib
 import json
 import math
 import os
 import pathlib
 import shutil
-import zlib
 from concurrent import futures
 
 import numpy as np
@@ -15,13 +15,14 @@ from tower_train.data import arrays, decoding, publish
 from tower_train.data.directories import default_directory
 from tower_train.data.image_files import Listing
 from tower_train.data.image_labels import readable
-from tower_train.examples import Examples
+from tower_train.examples import TRAIN, Examples
 
 CACHES = ("auto", "none", "memory", "disk")
 
 _CHUNK = 512  # files that Ctrl-C waits for
 _NAMED = 20  # bad files that a message names; it counts the others
-_BAD, _CHECKSUMS, _PIXELS = "bad.json", "checksums.npy", "pixels.npy"
+_BAD, _DIGESTS, _PIXELS = "bad.json", "digests.npy", "pixels.npy"
+_training: dict[pathlib.Path, np.ndarray] = {}  # {folder of all splits: digests of the training images}
 
 
 def examples(
@@ -55,19 +56,20 @@ def examples(
         bad = images.decode_all()
     else:
         kind = f"{size}x{channels}" if cache == "disk" else "checked"
-        folder = default_directory() / "image_folder" / f"{listing.fingerprint(modified=True)}-pillow-{kind}"
+        folder = default_directory() / "image_folder" / f"{listing.fingerprint(modified=True)}-pillow-{kind}-blake2"
         bad = _remembered(images, folder, cache == "disk")
     good = np.setdiff1d(np.arange(len(listing.names)), list(bad))
     left_out = _left_out(listing, bad, good, skip_bad)
     used = listing.subset(good)
     images.used = good
+    known = _known(used, images.digests[good])
     return Examples(
         name=name,
         num_examples=len(good),
         open=lambda: arrays.fetcher(images, used.labels),
         fingerprint=f"{used.fingerprint()} decoded by Pillow",  # which decides on the pixels
         class_names=listing.class_names,
-        notice=" ".join(filter(None, [left_out, listing.notice])) or None,
+        notice=" ".join(filter(None, [left_out, known, listing.notice])) or None,
         labels=used.labels,
     )
 
@@ -78,7 +80,7 @@ class _Images:
     Attributes:
       shape, dtype: as of numpy's arrays, of all files.
       pixels: the decoded images [files, size, size, channels]; None: files are decoded when they are asked for.
-      checksums: uint32 [files], CRC-32 of the contents.
+      digests: uint64 [files], of the contents.
       used: the files that indices count.
     """
 
@@ -86,7 +88,7 @@ class _Images:
 
     def __init__(self, paths: list[str], size: int, channels: int):
         self.paths, self.shape, self.pixels = paths, (len(paths), size, size, channels), None
-        self.checksums, self.used = np.zeros(len(paths), np.uint32), np.arange(len(paths))
+        self.digests, self.used = np.zeros(len(paths), np.uint64), np.arange(len(paths))
         self._pool = futures.ThreadPoolExecutor(host.cores())  # Pillow computes without Python's lock
 
     def __getitem__(self, indices: np.ndarray) -> np.ndarray:
@@ -94,7 +96,7 @@ class _Images:
         return np.stack(list(self._pool.map(self._read_again, files))) if self.pixels is None else self.pixels[files]
 
     def decode_all(self) -> dict[int, str]:
-        """Decodes every file, on all cores, and keeps checksums and pixels; returns {index: fault} of bad ones."""
+        """Decodes every file, on all cores, and keeps digests and pixels; returns {index: fault} of bad ones."""
         files = range(len(self.paths))
         faults = {}
         for first in files[::_CHUNK]:
@@ -110,14 +112,14 @@ class _Images:
             return str(error)
         except OSError as error:
             return f"cannot be read: {error.strerror}"
-        self.checksums[file] = zlib.crc32(contents)
+        self.digests[file] = _digest(contents)
         if self.pixels is not None:
             self.pixels[file] = image
         return ""
 
     def _read_again(self, file: int) -> np.ndarray:
         contents = self._contents(file)
-        if zlib.crc32(contents) != self.checksums[file]:
+        if _digest(contents) != self.digests[file]:
             raise errors.DataError(f"{self.paths[file]} is not what it was when the run began")
         return decoding.decode(contents, *self.shape[1:])
 
@@ -125,6 +127,26 @@ class _Images:
         # Not waiting, as a FIFO would, for a writer.
         with open(os.open(self.paths[file], os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
             return opened.read()
+
+
+def _digest(contents: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(contents, digest_size=8).digest(), "little")
+
+
+def _known(listing: Listing, digests: np.ndarray) -> str:
+    """Remembers training images; warns of other images that are among these, if they are of this process."""
+    home = listing.root.parent if listing.root.name in (listing.split, TRAIN) else listing.root
+    if listing.split == TRAIN:
+        _training[home] = digests
+        return ""
+    again = np.flatnonzero(np.isin(digests, _training.get(home, ())))
+    if not len(again):
+        return ""
+    such = readable(listing.names[again[0]])
+    return (
+        f"{len(again)} of {len(digests)} images for {listing.split} are among the training images too, such as {such}: "
+        "they flatter the result."
+    )
 
 
 def place(cache: str, num_bytes: int, free_bytes: int) -> str:
@@ -154,12 +176,12 @@ def _remembered(images: _Images, folder: pathlib.Path, with_pixels: bool) -> dic
         bad = images.decode_all()
         if with_pixels:
             images.pixels.flush()
-        np.save(partial / _CHECKSUMS, images.checksums)
+        np.save(partial / _DIGESTS, images.digests)
         (partial / _BAD).write_text(json.dumps(bad))
 
     try:
         publish.publish_folder(folder, fill, lambda there: (there / _BAD).exists())
-        images.checksums = np.load(folder / _CHECKSUMS)
+        images.digests = np.load(folder / _DIGESTS)
         images.pixels = np.load(folder / _PIXELS, mmap_mode="r") if with_pixels else None
         return {int(index): fault for index, fault in json.loads((folder / _BAD).read_text()).items()}
     except OSError as error:

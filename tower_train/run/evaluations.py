@@ -93,9 +93,8 @@ class Evaluations:
                 f"*** {examples.name} has {len(examples.class_names)} classes, and the network does not give one "
                 "output for each: there is no confusion matrix, and an export has no probabilities."
             )
-        if examples.notice and examples.notice != self._trained_on.notice:
-            lines.append(f"*** {examples.notice}")
-        return lines
+        notices = dict.fromkeys(each.examples.notice for each in self._evaluators.values())
+        return lines + [f"*** {notice}" for notice in notices if notice not in (None, self._trained_on.notice)]
 
     def evaluate(self, path: str, after_batch: Callable[[int, Examples], None]) -> list[str]:
         """Evaluates a checkpoint, writes the curves and keeps the results; returns lines about them. after_batch: as of
