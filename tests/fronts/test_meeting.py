@@ -1,5 +1,6 @@
 """Towers that meet: threads of which one runs at a time, each with its own place in the graph."""
 
+import contextlib
 import threading
 
 import numpy as np
@@ -46,6 +47,24 @@ def test_towers_run_in_turn_and_the_first_one_merges_in_its_place():
         assert own.name == f"outer/of_{i}/own:0" and own.op.control_inputs == merged.op.control_inputs == [before]
         assert own.device == f"/job:a/task:1/device:{('CPU:0', 'GPU:0', 'GPU:1')[i]}"
     assert after.op.control_inputs == [] and after.device == "/task:1" and meeting.current() is None
+
+
+def test_blocks_of_a_tower_give_attributes_to_its_own_ops_only():
+    """tf.xla.experimental.jit_scope around a meeting: the graph has one set of such attributes for all threads."""
+
+    def program(tower):
+        with contextlib.nullcontext() if tower.index == 1 else tf.xla.experimental.jit_scope():
+            before = tf.no_op(f"before_{tower.index}")
+            merged = meeting.meet(0, lambda _: tf.no_op("merged"), "here")
+            within = tf.no_op(f"within_{tower.index}")
+        return [before, within, merged, tf.no_op(f"after_{tower.index}")]
+
+    with tf.Graph().as_default():
+        ops = meeting.Towers(HOSTS).run(program)
+        outside = tf.no_op("outside")
+    marked = [[op.node_def.attr["_XlaCompile"].b for op in of_tower] for of_tower in ops]
+    assert marked == [[True, True, False, False], [False] * 4, [True, True, False, False]]
+    assert not outside.node_def.attr["_XlaCompile"].b
 
 
 def test_one_tower_and_none_merge_by_themselves():

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras_twins import CROSS_ENTROPY, assert_same, data, fit_both, small_network, twins
+from tensorflow.python.eager import context
 
 import tower_train
 
@@ -77,3 +78,33 @@ def test_batch_normalisation_averages_move_to_the_mean_over_examples(examples):
     gamma, beta, moving_mean, moving_variance = model.get_weights()
     np.testing.assert_allclose(moving_mean, 0.1 * mean, atol=1e-6)
     np.testing.assert_allclose(moving_variance, 0.9 + 0.1 * variance, atol=1e-6)
+
+
+def test_compiled_towers_train_what_others_train(float64):
+    """jit_compile=True compiles each tower's passes by XLA, but for what draws random numbers and what towers share."""
+
+    def build():
+        hidden = [layers.Dense(4, "tanh"), layers.Dropout(0.3, seed=1)]
+        return keras.Sequential([keras.Input([4]), *hidden, layers.Dense(3)])
+
+    x, y = data(8, 4)
+    settings = {"optimizer": "sgd", "loss": CROSS_ENTROPY, "metrics": ["accuracy"]}
+    compiled = iter([False, True])  # Keras' own draws other numbers in XLA
+    context.context().enable_graph_collection()
+    try:
+        trained = fit_both(build, 2, lambda: settings | {"jit_compile": next(compiled)}, x, y, batch_size=4)
+        graphs = context.context().export_run_metadata().partition_graphs
+    finally:
+        context.context().disable_graph_collection()
+    assert_same(trained, 1e-9)
+    nodes = [
+        node for graph in graphs for node in [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
+    ]
+    assert {node.op for node in nodes} & {"XlaLaunch", "_XlaRun"}
+    model = build()
+    parallel = tower_train.multi_gpu_model(model, gpus=2)
+    parallel.compile(**settings, jit_compile=True)
+    step = tf.function(parallel.train_step).get_concrete_function((tf.zeros([4, 4]), tf.zeros([4], tf.int32)))
+    marked = [op for op in step.graph.get_operations() if op.node_def.attr["_XlaCompile"].b]
+    assert {op.name.partition("/")[0] for op in marked if op.type == "MatMul"} == {"tower_0", "tower_1"}
+    assert not [op.type for op in marked if "Random" in op.type or "Assign" in op.type]

@@ -276,7 +276,6 @@ class TestMisuse:
         eager = self.model()
         eager.compile("sgd", "mse", run_eagerly=True)
         parallel = tower_train.multi_gpu_model(self.model(), gpus=2)
-        parallel.compile("sgd", "mse", jit_compile=True)  # has no effect
         for use in (
             lambda: tower_train.multi_gpu_model(eager, gpus=2),
             lambda: parallel.compile("sgd", "mse", run_eagerly=True),

@@ -92,6 +92,24 @@ def thread_state() -> Callable[[], contextlib.AbstractContextManager]:
     return inherited
 
 
+@contextlib.contextmanager
+def op_attributes(mine: dict) -> Iterator[None]:
+    """Gives ops of the default graph these attributes within this block, as tf.xla.experimental.jit_scope does, and no
+    others: a graph has one set for all threads. What blocks in it leave is in `mine` afterwards."""
+    graph = tf.compat.v1.get_default_graph()
+    before = graph._attr_scope_map
+    graph._attr_scope_map = mine
+    try:
+        yield
+    finally:
+        graph._attr_scope_map = before
+
+
+def current_op_attributes() -> dict:
+    """Returns the attributes that ops of the default graph get now."""
+    return dict(tf.compat.v1.get_default_graph()._attr_scope_map)
+
+
 def control_flow():
     """Returns TensorFlow 1's branch or loop of the default graph in which ops are being made; None outside of any."""
     return tf.compat.v1.get_default_graph()._get_control_flow_context()

@@ -88,7 +88,7 @@ class Towers:
         try:
             while True:
                 for tower, thread in zip(self._towers, self._threads, strict=True):
-                    with self._turn(tower):
+                    with compat.op_attributes(thread.op_attributes), self._turn(tower):
                         thread.resume()
                     if thread.error:
                         raise thread.error
@@ -114,12 +114,12 @@ class Towers:
                 "it outside: compute in the branch what is to be applied. Or train in one tower."
             )
         if not self._threads:
-            with _entered(None), self._merging():
+            with _entered(None), compat.op_attributes({}), self._merging():
                 return merge([mine])
         thread = self._threads[tower.place]
         thread.wait_for_others(mine, what)
         if tower.place == 0:
-            with _entered(None), self._merging():
+            with _entered(None), compat.op_attributes({}), self._merging():
                 self._merged = merge([each.mine for each in self._threads])
         return self._merged
 
@@ -143,6 +143,7 @@ class _Thread:
     def __init__(self, program: Callable[[], Any]):
         self.result = self.error = self.mine = None
         self.what, self.is_done, self._is_abandoned = "", False, False
+        self.op_attributes = compat.current_op_attributes()
         self._turn, self._pause = threading.Semaphore(0), threading.Semaphore(0)
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=context.run, args=[self._run, program], name="tower", daemon=True)

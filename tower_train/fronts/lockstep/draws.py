@@ -9,6 +9,7 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.fronts import compat
 from tower_train.fronts.lockstep.parts import Cut, Size
+from tower_train.graph import xla
 
 _OF_NO_ROWS = ("beta", "binomial", "categorical", "gamma", "shuffle")  # of keras.random
 
@@ -33,6 +34,10 @@ def drawn_for_more(
     cut = []
 
     def draw(function, given):
+        with xla.not_compiled():
+            return drawn(function, given)
+
+    def drawn(function, given):
         name = function.__name__
         if program and name in _OF_NO_ROWS:
             raise errors.ConfigError(

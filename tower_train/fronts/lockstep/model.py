@@ -81,6 +81,11 @@ class TowerModel(keras.Model):
         """The variables of the model and of its optimizers."""
         return [*self.template.variables, *(v for each in self._optimizers or () for v in each.variables)]
 
+    @property
+    def _is_compiled(self) -> bool:
+        """Whether towers' passes are compiled by XLA: as Keras would compile the template's step."""
+        return bool(getattr(self.template, "jit_compile", False))
+
     def compile_as_template(self) -> None:
         """Trains with what the template has been compiled with, if that was since."""
         if self.template.compiled and any(
@@ -115,7 +120,7 @@ class TowerModel(keras.Model):
             return self.template.predict_step(data)
         if not self.template.built:
             Rehearsal(self.template, fit.predict, data)
-        return Step(self.template, data, self.towers, self._merge_device, ALONE).run(fit.predict)[0]
+        return Step(self.template, data, self.towers, self._merge_device, ALONE, self._is_compiled).run(fit.predict)[0]
 
     def _run_step(self, program: Program, data) -> dict[str, tf.Tensor]:
         """Does a step in all towers; returns its report."""
@@ -124,7 +129,7 @@ class TowerModel(keras.Model):
             self._optimizers = Rehearsal(self.template, program, data).optimizers or None  # none of an evaluation
             together.synchronize(self.exchange, self.trained_variables)
         self.exchange.begin("evaluation" if program is fit.test else "training", data)
-        step = Step(self.template, data, self.towers, self._merge_device, self.exchange)
+        step = Step(self.template, data, self.towers, self._merge_device, self.exchange, self._is_compiled)
         returned = step.run(program)
         if program is not fit.own:
             return returned[0]

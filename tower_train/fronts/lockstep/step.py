@@ -23,7 +23,7 @@ from tower_train.fronts.lockstep.draws import drawn_for_more, rows_of_draw
 from tower_train.fronts.lockstep.exchange import Exchange
 from tower_train.fronts.lockstep.scope import TowerScope
 from tower_train.fronts.meeting import Tower
-from tower_train.graph import gradients
+from tower_train.graph import gradients, xla
 from tower_train.graph.devices import HOST
 from tower_train.graph.gradients import GradientsAndVariables
 from tower_train.graph.random_state import ancestors
@@ -62,10 +62,13 @@ class Rehearsal:
 
 class Step:
     """A step of a model, which has all its variables, on consecutive parts of a batch, of which this process's devices
-    compute theirs; towers' rows are joined on merge_device."""
+    compute theirs; towers' rows are joined on merge_device. XLA compiles towers' passes if is_compiled."""
 
-    def __init__(self, model: keras.Model, data, devices: Sequence[str], merge_device: str, exchange: Exchange):
-        self._model, self._exchange, self._device = model, exchange, merge_device
+    def __init__(
+        self, model: keras.Model, data, devices: Sequence[str], merge_device: str, exchange: Exchange,
+        is_compiled: bool = False,
+    ):  # fmt: skip
+        self._model, self._exchange, self._device, self._is_compiled = model, exchange, merge_device, is_compiled
         here, count = len(devices), len(devices) * exchange.size
         self._parts = parts.split(data, here * exchange.rank, here, count)
         self._added_losses: list[dict[int, set]] = [{} for _ in devices]
@@ -89,14 +92,18 @@ class Step:
             return result
 
         with _entered(self):
-            return self._towers.run(to_the_end)
+            returned = self._towers.run(to_the_end)
+        if self._is_compiled:
+            xla.leave_out_other_devices(tf.compat.v1.get_default_graph())
+        return returned
 
     @contextlib.contextmanager
     def _inside(self, tower: Tower) -> Iterator[None]:
         cuts, program = self._parts[tower.place].cuts, type(self._model).__name__ if not self._is_alone else ""
         is_off = lambda: meeting.current() is None  # noqa: E731
         drawn = drawn_for_more(functools.partial(rows_of_draw, cuts), program, itertools.count(), is_off)
-        with tf.name_scope(f"tower_{tower.index}/"), self._scopes[tower.place], drawn:
+        compiled = xla.compiled(self._is_compiled, tower.device, "tower")
+        with tf.name_scope(f"tower_{tower.index}/"), self._scopes[tower.place], drawn, compiled:
             yield
 
     @contextlib.contextmanager
