@@ -12,16 +12,20 @@ import difflib
 import importlib.util
 import os
 import pathlib
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
+from absl import flags
 
 from tower_train import config, errors, user_functions
 from tower_train.examples import TEST, TRAIN, VALIDATION, DataRequest, Examples, Tensors
 from tower_train.measures import MAX, MIN, MODES, classification_metrics, softmax_cross_entropy
 from tower_train.options import Options, without_useless
+
+OURS = "cifar10"  # the package beside this one, whose name the tutorial's companion file has too
 
 
 class Draws(Protocol):
@@ -209,6 +213,8 @@ def load(path: str, train_dir: str | None = None) -> Workload:
         if not all(map(str.isidentifier, module_name.split("."))):
             raise ModuleNotFoundError(name=module_name)
         _refuse_if_in_run(path, train_dir)
+        if module_name == OURS:
+            take_ours(attribute or "WORKLOAD")
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name != module_name and not module_name.startswith(f"{error.name}."):
@@ -226,7 +232,31 @@ def load(path: str, train_dir: str | None = None) -> Workload:
         raise errors.ConfigError(
             f"--workload={path}: {module_name} has no tower_train.Workload named {attribute or 'WORKLOAD'}. Define one."
         )
+    _parse_flags()
     return workload
+
+
+def take_ours(attribute: str = "WORKLOAD") -> None:
+    """Makes `cifar10` our package in this process if the user's file of that name, such as the companion of
+    TensorFlow's tutorial, does not speak of this workload."""
+    spec = None if OURS in sys.modules else importlib.util.find_spec(OURS)
+    ours = pathlib.Path(__file__).parents[1] / OURS / "__init__.py"
+    if spec is None or not spec.has_location or not ours.exists() or os.path.samefile(spec.origin, ours):
+        return
+    if not re.search(rf"\b{attribute}\b", pathlib.Path(spec.origin).read_text(errors="replace")):
+        spec = importlib.util.spec_from_file_location(OURS, ours, submodule_search_locations=[str(ours.parent)])
+        sys.modules[OURS] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[OURS])
+
+
+def _parse_flags() -> None:
+    """Lets a workload's functions read absl's FLAGS, as a network of TensorFlow 1 does: those of its flags that the
+    command line has, else their defaults. Options of the trainer are not known to FLAGS."""
+    if not flags.FLAGS.is_parsed():
+        try:
+            flags.FLAGS(sys.argv, known_only=True)
+        except flags.Error as error:
+            raise errors.ConfigError(f"a flag of the workload's own: {error}. Correct the command line.") from None
 
 
 def _refuse_if_in_run(path: str, train_dir: str | None) -> None:

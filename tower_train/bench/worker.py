@@ -100,9 +100,10 @@ def main(argv: list[str]) -> int:
     request = dict(split="train", dataset=spec["dataset"], data_dir=spec["data_dir"])
     if not spec["without_tensorflow"]:
         console.quiet_tensorflow()
-        from tower_train.workload import DataRequest
+        from tower_train import workload
 
-        request = DataRequest(**request)
+        workload.take_ours()
+        request = workload.DataRequest(**request)
     if spec["packages"]:
         sys.path.insert(0, spec["packages"])
     module, _, function = spec["train"].partition(":")
