@@ -110,11 +110,12 @@ class HardExamples:
           gather: this worker's rows to those of all workers.
         """
         losses = gather(tf.concat(self._of_towers, 0))
+        with v1.name_scope("hard_examples"):  # found while the towers compute
+            _, indices = self.locate(first + tf.range(self._batch, dtype=tf.int64))
+            examples, places = tf.unique(indices)
 
         def note():
             with v1.name_scope("hard_examples"):
-                _, indices = self.locate(first + tf.range(self._batch, dtype=tf.int64))
-                examples, places = tf.unique(indices)
                 greatest = tf.math.unsorted_segment_max(losses, places, tf.size(examples))
                 return tf.raw_ops.ResourceScatterUpdate(
                     resource=self._losses.handle, indices=examples, updates=greatest
