@@ -80,14 +80,14 @@ def test_whoever_is_stuck_starts_again_if_it_is_to_wait_and_was_not_told_to_end(
     monkeypatch.setattr(__main__, "start_again", started_again.append)
     monkeypatch.setattr(os, "_exit", lambda status: (_ for _ in ()).throw(SystemExit(status)))
 
-    def stuck(workload, config, workload_options, if_stuck):
+    def stuck(workload, config, user_hooks, workload_options, before_leaving):
         received = signals.Received()
         if signalled:
             received.stopping = signal.SIGTERM
         error = errors.WorkerError("worker 1 is missing", is_final=is_final, environment={"REMEMBERED": "1"})
-        running._leave_at_once(received, if_stuck, error)
+        running._leave_at_once(received, before_leaving, error)
 
-    monkeypatch.setattr(running, "train", stuck)
+    monkeypatch.setattr(running, "start", stuck)
     with pytest.raises(SystemExit) as left:
         __main__.main(["tower_train", "--workload=toy_workload", f"--train_dir={tmp_path}", *words])
     assert left.value.code == (143 if signalled else 138)

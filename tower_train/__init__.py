@@ -41,6 +41,7 @@ _HOMES = {
     "softmax_cross_entropy": "tower_train.measures",
     "tower_loss": "tower_train.graph.towers",
     "train": "tower_train.run.train",
+    "training_steps": "tower_train.run.train",
     "workloads": "tower_train.workloads",
 }
 __all__ = ["__version__", *_HOMES]

@@ -71,9 +71,10 @@ def _recipes(workload) -> str:
 def main(argv: Sequence[str]) -> int:
     config, workload_options = parse(argv)
     seeds = command_line.parse_values(argv, command_line.fields_of(RecipeOptions), known_only=True).get("seeds")
-    from tower_train.run.train import train
+    from tower_train.run import train
+    from tower_train.run.hooks import UserHooks
 
-    def if_stuck(error: errors.WorkerError) -> None:
+    def start_again_if_asked(error: errors.WorkerError) -> None:
         starts_again = (config.wait_for_workers or config.elastic) and not error.is_final
         if starts_again and error.exit_status == errors.WorkerError.exit_status:
             then = "with those that are there" if config.elastic else "to wait for it"
@@ -81,7 +82,8 @@ def main(argv: Sequence[str]) -> int:
             start_again(error.environment)
 
     def train_one(config: Config):
-        return train(config.workload, config, workload_options=workload_options, if_stuck=if_stuck)
+        steps = train.start(config.workload, config, UserHooks(), workload_options, start_again_if_asked)
+        return train.drain(steps)
 
     try:
         if seeds:
@@ -90,7 +92,7 @@ def main(argv: Sequence[str]) -> int:
             return train_each(seeds, config, config.workload.rpartition(".")[2], train_one)
         result = train_one(config)
     except errors.WorkerError as error:
-        if_stuck(error)
+        start_again_if_asked(error)
         raise
     return result.reason.exit_status
 

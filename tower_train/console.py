@@ -24,13 +24,18 @@ _bars: list["ProgressBar"] = []  # on a terminal now, the innermost last
 def say(*lines: str) -> None:
     """Logs lines; they are printed on standard output, above the progress bar if there is one."""
     for line in lines:
-        _LOGGER.info("%s", line)
+        _LOGGER.info("%s", _writable(line))
 
 
 def notice(text: str) -> None:
     """Logs a warning for the person who started the program; it is printed on standard error, whatever the program's
     output is for."""
-    _LOGGER.warning("%s", text)
+    _LOGGER.warning("%s", _writable(text))
+
+
+def _writable(text: str) -> str:
+    """Returns a text with escapes for undecodable bytes, which paths may hold and no handler can write."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class _Printer(logging.Handler):

@@ -8,7 +8,7 @@ import jobs
 import pytest
 import tensorflow as tf
 
-from tower_train import Config, train
+from tower_train import Config, train, training_steps
 
 v1 = tf.compat.v1
 
@@ -117,3 +117,20 @@ def test_hooks_of_tensorflow_work(tmp_path):
     ]
     assert jobs.train_toy(tmp_path / "run", hooks, max_steps=8).step == 5
     assert v1.train.latest_checkpoint(str(tmp_path / "mine")).endswith("model.ckpt-5")
+
+
+@pytest.mark.parametrize("steps", [3, 20])
+def test_a_program_has_the_loop_over_the_steps_and_leaves_it_early(steps, toy_run, tmp_path, capsys):
+    """The run is saved, as at a signal, and goes on from there."""
+    config = Config(**jobs.TOY | dict(train_dir=str(tmp_path), max_steps=20))
+    for number, report in enumerate(training_steps("toy_workload", config), start=1):  # noqa: B007
+        assert report.step == number
+        if number == steps:
+            break
+    assert jobs.saved_steps(tmp_path) == [steps]
+    stopped_by = "the program" if steps < 20 else "last step"
+    assert jobs.read_json(tmp_path, "result.json")["stopped_by"] == stopped_by
+    assert f"Stopped by {stopped_by} at step {steps} of 20" in capsys.readouterr().out
+    if steps < 20:
+        assert len(list(training_steps("toy_workload", config))) == 20 - steps
+    jobs.assert_identical(jobs.variables(tmp_path, 20), jobs.variables(toy_run, 20))

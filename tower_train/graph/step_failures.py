@@ -13,7 +13,13 @@ _LABELS = re.compile(r"Received a label value of |indices\[.* is not in \[0")
 
 
 @contextlib.contextmanager
-def named(name: str, workload: str, may_end: bool = False, batch: Callable[[], str] = lambda: "") -> Iterator[None]:
+def named(
+    name: str,
+    workload: str,
+    may_end: bool = False,
+    batch: Callable[[], str] = lambda: "",
+    graph: tf.Graph | None = None,
+) -> Iterator[None]:
     """Converts the failure of a graph's input, of a tower on it, or of the choice of kernels, into one line.
 
     Args:
@@ -21,11 +27,13 @@ def named(name: str, workload: str, may_end: bool = False, batch: Callable[[], s
       workload: its name.
       may_end: leave OutOfRangeError as it is.
       batch: describes the examples of the step under way.
+      graph: of the step; None for the default one of now.
 
     Raises:
       DataError: the input failed within this block.
       GraphError: a tower's operation does not fit its input, or has no kernel that --deterministic may use.
     """
+    graph = graph or tf.compat.v1.get_default_graph()
     try:
         yield
     except tf.errors.OutOfRangeError:
@@ -39,14 +47,14 @@ def named(name: str, workload: str, may_end: bool = False, batch: Callable[[], s
     except tf.errors.UnimplementedError as error:
         if "determinis" not in error.message.lower():
             raise
-        op = _operation(error)
+        op = _operation(error, graph)
         which = f"{op.name} ({op.type})" if op else "an operation"
         raise errors.GraphError(
             f"--deterministic: {which} has no kernel on its device that repeats to the bit ({errors.reason(error)}). "
             "Leave the option out, or use another operation."
         ) from error
     except tf.errors.OpError as error:
-        op = _operation(error)
+        op = _operation(error, graph)
         is_of_tower = op is not None and op.name.startswith("tower_")
         if is_of_tower and isinstance(error, tf.errors.InvalidArgumentError):
             why = _why(error)
@@ -60,11 +68,11 @@ def named(name: str, workload: str, may_end: bool = False, batch: Callable[[], s
         raise errors.DataError(f"{name}: the input failed: {_why(error)}.") from error
 
 
-def _operation(error: tf.errors.OpError) -> tf.Operation | None:
+def _operation(error: tf.errors.OpError, graph: tf.Graph) -> tf.Operation | None:
     """Returns the operation at fault, which errors of a session's callable have in their message only."""
     name = re.search(r"\{\{node ([^}]+)\}\}", error.message)
     try:
-        return error.op or (name and tf.compat.v1.get_default_graph().get_operation_by_name(name[1]))
+        return error.op or (name and graph.get_operation_by_name(name[1]))
     except KeyError:  # of a function
         return None
 

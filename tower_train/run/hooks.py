@@ -60,8 +60,9 @@ class UserHooks(Action):
 
     def session_created(self, session: v1.Session) -> None:
         self._session = session
-        for hook in self._hooks:
-            hook.after_create_session(session, self._coord)
+        with session.graph.as_default():
+            for hook in self._hooks:
+                hook.after_create_session(session, self._coord)
         self.have_asked = self._coord.should_stop()
 
     def run(self, train_op: tf.Operation, fetches):
@@ -69,7 +70,8 @@ class UserHooks(Action):
         self._context = v1.train.SessionRunContext(v1.train.SessionRunArgs(train_op), self._session)
         theirs, feeds, options, metadata = {}, {}, v1.RunOptions(), v1.RunMetadata()
         for i, hook in enumerate(self._hooks):
-            asked = hook.before_run(self._context) or v1.train.SessionRunArgs(None)
+            with self._session.graph.as_default():
+                asked = hook.before_run(self._context) or v1.train.SessionRunArgs(None)
             if asked.fetches is not None:
                 theirs[i] = asked.fetches
             if twice := feeds.keys() & (asked.feed_dict or {}).keys():
@@ -85,15 +87,17 @@ class UserHooks(Action):
 
     def __call__(self, step, report):
         if self._hooks:
-            for hook, values in zip(self._hooks, self._outputs, strict=True):
-                hook.after_run(self._context, values)
+            with self._session.graph.as_default():
+                for hook, values in zip(self._hooks, self._outputs, strict=True):
+                    hook.after_run(self._context, values)
             self.have_asked |= self._context.stop_requested or self._coord.should_stop()
         if self._function:
             self.have_asked |= bool(self._function(step, report))
 
     def end(self, step):
-        for hook in self._hooks:
-            hook.end(self._session)
+        with self._session.graph.as_default():
+            for hook in self._hooks:
+                hook.end(self._session)
 
     def close(self) -> None:
         """Ends their threads."""

@@ -6,8 +6,8 @@ from tower_train import errors
 from tower_train.console import enumeration, say
 from tower_train.graph import gradients
 from tower_train.graph.record import TrainingGraph
-from tower_train.run.actions import Running
 from tower_train.run.hooks import Action
+from tower_train.run.training import Training
 
 v1 = tf.compat.v1
 _MOST_NAMES = 3  # in a message
@@ -26,32 +26,32 @@ class Guard(Action):
     no fault.
     """
 
-    def __init__(self, running: Running):
-        self._start, config = running.start, running.start.config
-        self._skips, self._running, self._in_a_row = config.on_nonfinite == "skip", running, 0
+    def __init__(self, training: Training):
+        self._training, self._in_a_row = training, 0
+        self._skips = training.plan.config.on_nonfinite == "skip"
 
     def __call__(self, step, report):
         if report.finite.all():
-            self._in_a_row, self._running.loss = 0, float(report.loss)
+            self._in_a_row, self._training.loss = 0, float(report.loss)
             return
         if report.overflowed:
             say(f"*** loss scale: too great at step {step}, which is skipped; now {report.loss_scale:g}.")
             return
-        layout = self._start.graph.layout
+        layout = self._training.graph.layout
         # A step that ends the run has not counted its examples.
         first = int(report.examples) - (layout.global_batch if self._skips else 0)
         about = (
             f"not finite at step {step}: "
-            f"{gradients.not_finite(report.finite, self._start.graph.checked, layout.num_workers)}. Its batch: "
+            f"{gradients.not_finite(report.finite, self._training.graph.checked, layout.num_workers)}. Its batch: "
             f"positions {first} to {first + layout.global_batch - 1} of the stream of examples"
         )
         if not self._skips:
             raise errors.NonFiniteError(f"{about}. {_UNTOUCHED}")
-        self._running.skipped_steps += 1
+        self._training.skipped_steps += 1
         self._in_a_row += 1
         if self._in_a_row == _MOST_IN_A_ROW:
             raise errors.NonFiniteError(f"{about}. It is number {self._in_a_row} in a row. {_UNTOUCHED}")
-        skipped = f"{self._running.skipped_steps} skipped since this start"
+        skipped = f"{self._training.skipped_steps} skipped since this start"
         say(f"*** {about}. Skipped: the variables are as before; {skipped}.")
 
 

@@ -21,6 +21,7 @@ class StopReason(str, enum.Enum):
     SIGHUP = "SIGHUP"
     NO_GAIN = "no gain"
     SESSION_HOOK = "a session hook"
+    PROGRAM = "the program"  # which left its loop over the steps
     RESIZED = ANOTHER_SIZE
     ANOTHER_WORKER = "another worker"
     ERROR = "an error"

@@ -9,9 +9,9 @@ from tower_train import errors
 from tower_train.console import say
 from tower_train.examples import Examples
 from tower_train.run import nonfinite, sessions
-from tower_train.run.actions import Running
 from tower_train.run.hooks import Action
 from tower_train.run.results import save_error
+from tower_train.run.training import Training
 from tower_train.run_dir import logs
 
 v1 = tf.compat.v1
@@ -28,55 +28,55 @@ class Saver(Action):
     If a save or an evaluation fails, earlier checkpoints stay, the run goes on, and the next interval tries again.
 
     Args:
-      running: the start in the chief.
+      training: of the chief.
       metrics, writer: flushed before each save, so that their records reach up to the step at which a killed run
         resumes.
     """
 
-    def __init__(self, running: Running, metrics: logs.MetricsFile, writer: logs.EventWriter):
-        self._running, self._start, self._logs = running, running.start, (metrics, writer)
-        self._saved_step = running.step or None
+    def __init__(self, training: Training, metrics: logs.MetricsFile, writer: logs.EventWriter):
+        self._training, self._plan, self._logs = training, training.plan, (metrics, writer)
+        self._saved_step = training.step or None
         self._save_error, self._evaluation_error = None, None
 
     def begin(self):
-        if self._start.evaluations.pending:  # an earlier start was killed before
-            self._evaluate(self._start.evaluations.pending)
+        if self._training.evaluations.pending:  # an earlier start was killed before
+            self._evaluate(self._training.evaluations.pending)
 
     def is_due(self, step):
-        return self._start.config.is_saved(step) or self._start.evaluations.is_due(step)
+        return self._plan.config.is_saved(step) or self._training.evaluations.is_due(step)
 
     def __call__(self, step, report):
         path = self._save(step)
-        if path and self._start.evaluations.is_due(step):
+        if path and self._training.evaluations.is_due(step):
             self._evaluate(path)
 
     def end(self, step):
         if step != self._saved_step:
             self._save(step)
         if error := self._evaluation_error:
-            self._running.failure = errors.EvaluationError(
+            self._training.failure = errors.EvaluationError(
                 f"training ended at step {step} and is saved, but the last evaluation failed: {errors.reason(error)}. "
                 "Mend that, then evaluate it with `python -m tower_train.evaluate`."
             )
-            self._running.failure.__cause__ = error
-        self._running.failure = self._save_error or self._running.failure
+            self._training.failure.__cause__ = error
+        self._training.failure = self._save_error or self._training.failure
 
     def _evaluate(self, path: str) -> None:
         self._evaluation_error = None
         try:
-            with self._running.paused(), self._running.watchdog.doing("an evaluation"):
-                say(*self._start.evaluations.evaluate(path, self._after_batch()))
-                self._logs[0].append(record := self._start.evaluations.record)
+            with self._training.paused(), self._training.watchdog.doing("an evaluation"):
+                say(*self._training.evaluations.evaluate(path, self._after_batch()))
+                self._logs[0].append(record := self._training.evaluations.record)
         except _Interrupted:
-            self._running.is_interrupted = True
-            say(f"*** The evaluation of {path} was interrupted by {self._running.received.stopping.name}.")
+            self._training.is_interrupted = True
+            say(f"*** The evaluation of {path} was interrupted by {self._training.received.stopping.name}.")
             return
         except Exception as error:  # the workload's code may raise anything; the training has not failed
             self._evaluation_error = error
             say(f"*** The evaluation of {path} failed: {errors.reason(error)}. It is saved; the run goes on.")
             return
-        with self._running.paused():
-            self._running.user_hooks.on_evaluate(record)
+        with self._training.paused():
+            self._training.user_hooks.on_evaluate(record)
 
     def _after_batch(self) -> Callable[[int, Examples], None]:
         """Returns the function that ends an evaluation at a signal, and tells once of a long one how far it is."""
@@ -84,7 +84,7 @@ class Saver(Action):
 
         def after_batch(count: int, examples: Examples) -> None:
             nonlocal is_told
-            if self._running.received.stopping:
+            if self._training.received.stopping:
                 raise _Interrupted
             if not is_told and (seconds := time.monotonic() - began) > LONG_SECS:
                 is_told = True
@@ -97,14 +97,14 @@ class Saver(Action):
     def _save(self, step: int) -> str | None:
         """Returns the checkpoint's path; None if it could not be saved."""
         try:
-            with self._running.watchdog.doing("a save"):
+            with self._training.watchdog.doing("a save"):
                 path = self._write(step)
         except (tf.errors.OpError, OSError) as error:
-            self._running.failed_saves += 1
+            self._training.failed_saves += 1
             why = f"the checkpoint of step {step} could not be saved ({errors.reason(error)})"
             self._save_error = save_error(step, why)  # if it is the last one
             say(
-                f"*** Failed save number {self._running.failed_saves}: {why}. Those from before stay; the run goes on "
+                f"*** Failed save number {self._training.failed_saves}: {why}. Those from before stay; the run goes on "
                 "and tries again at the next save."
             )
             return None
@@ -112,25 +112,25 @@ class Saver(Action):
         return path
 
     def _write(self, step: int) -> str:
-        session, graph, board = self._running.session, self._start.graph, self._running.membership.board
+        session, graph, board = self._training.session, self._training.graph, self._training.membership.board
         nonfinite.check_variables(session, graph, step)
-        self._start.run_dir.check_held()
+        self._plan.run_dir.check_held()
         for log in self._logs:
             log.flush()
         if state := graph.stream.state:
             session.run(state.write)
             if board:
                 sessions.assign(session, state.variables[1:], board.collect(step))
-        return self._start.checkpoints.save(session, step)
+        return self._training.checkpoints.save(session, step)
 
 
 class SendPosition(Action):
     """Sends a worker's position in a stream that has a state to the chief after each step that the chief saves, and
     after the last one."""
 
-    def __init__(self, running: Running):
-        self._session, self._board, self._config = running.session, running.membership.board, running.start.config
-        self._state, self._sent_step = running.start.graph.stream.state, running.step or None
+    def __init__(self, training: Training):
+        self._session, self._board, self._config = training.session, training.membership.board, training.plan.config
+        self._state, self._sent_step = training.graph.stream.state, training.step or None
 
     def is_due(self, step):
         return self._state is not None and self._config.is_saved(step)

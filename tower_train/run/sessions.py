@@ -8,8 +8,7 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.cluster.membership import Membership
 from tower_train.graph.record import StepReport, TrainingGraph
-from tower_train.run.hooks import UserHooks
-from tower_train.run.watchdog import StepWatchdog
+from tower_train.run.training import Training
 
 v1 = tf.compat.v1
 
@@ -24,7 +23,7 @@ def open_session(
     has a state.
 
     Args:
-      graph: the default one, which is final from now on.
+      graph: it is final from now on.
       membership: of this worker; frees a step by closing the session.
       last_step: of the run, which the stream must have examples for.
       restore: sets all variables from a checkpoint; None for initial values.
@@ -34,9 +33,11 @@ def open_session(
       RunError: it cannot be moved to its position.
     """
     is_chief, state = membership.task.is_chief, graph.stream.state
-    local_initializer = tf.group(v1.local_variables_initializer(), v1.tables_initializer(), graph.stream.initializer)
-    v1.get_default_graph().finalize()
-    session = v1.Session(membership.target, config=membership.devices.session_config)
+    with graph.graph.as_default():
+        initializers = v1.local_variables_initializer(), v1.tables_initializer(), graph.stream.initializer
+        local_initializer = tf.group(*initializers)
+    graph.graph.finalize()
+    session = v1.Session(membership.target, graph.graph, membership.devices.session_config)
     try:
         membership.session_opened(session)
         if restore:
@@ -88,14 +89,12 @@ def _begin_stream(session: v1.Session, graph: TrainingGraph, last_step: int) -> 
             raise kind(f"{name}: its dataset {problem} ({errors.reason(error)}). {advice}") from None
 
 
-def one_step(
-    session: v1.Session, graph: TrainingGraph, user_hooks: UserHooks, is_summarized: Callable[[int], bool],
-    watchdog: StepWatchdog,
-) -> Callable[[int], StepReport]:  # fmt: skip
+def one_step(training: Training) -> Callable[[int], StepReport]:
     """Returns a function that does a step, of a number, and returns its report in numpy values.
 
     Without users' hooks TensorFlow is called directly: Session.run would look each time at what to fetch.
     """
+    session, graph, user_hooks = training.session, training.graph, training.user_hooks
     report, with_summary = graph.report, graph.report._replace(summary=graph.summary)
     if user_hooks:
         calls = [lambda fetches=fetches: user_hooks.run(graph.train_op, fetches) for fetches in (report, with_summary)]
@@ -105,10 +104,10 @@ def one_step(
         calls = [lambda: plain()[1], lambda: summarized()[1]]
 
     def do(step: int) -> StepReport:
-        watchdog.begin_step()
+        training.watchdog.begin_step()
         with tf.profiler.experimental.Trace("train", step_num=step, _r=1):  # marks it in a profile
-            report = calls[is_summarized(step)]()
-        watchdog.end_step()
+            report = calls[training.is_summarized(step)]()
+        training.watchdog.end_step()
         return report
 
     return do

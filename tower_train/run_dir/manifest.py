@@ -7,7 +7,7 @@ import inspect
 import os
 import pathlib
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,15 +22,13 @@ from tower_train.workload import Workload
 
 
 def describe(
-    workload: Workload, examples: Examples, options: Mapping[str, Any], global_batch: int, devices: Sequence[str],
-    num_parameters: int, random_numbers: Mapping[str, Sequence[str]],
-) -> dict:  # fmt: skip
-    """Returns the content of run.json for this start.
+    workload: Workload, examples: Examples, options: Mapping[str, Any], global_batch: int, devices: Sequence[str]
+) -> dict:
+    """Returns the content of run.json for this start, but for what its graph tells.
 
     Args:
-      workload, examples, global_batch, devices, num_parameters: of this start.
+      workload, examples, global_batch, devices: of this start.
       options: all options of the trainer by name; `workload` is an import path, or None if it has none.
-      random_numbers: {attribute of graph.record.RandomNumbers: names}.
     """
     data_dir = options["data_dir"]
     if data_dir and not is_remote(data_dir):
@@ -49,8 +47,6 @@ def describe(
         "config": {**options, "data_dir": data_dir},
         "workload_options": dataclasses.asdict(workload.options) if workload.options else {},
         "global_batch": global_batch,
-        "num_parameters": num_parameters,
-        "random_numbers": {name: list(drawn) for name, drawn in random_numbers.items()},
         "devices": list(devices),
         "versions": {
             "tower_train": __version__,
@@ -69,7 +65,7 @@ _PER_WORKER = {"task_index", "worker_hosts", "train_dir", "data_dir", "override"
 
 def same_everywhere(now: dict, workload: Workload) -> dict:
     """Returns {name: value} of all that workers of a cluster must have in common, from the content of run.json."""
-    about = {"workload": now["workload"], "parameters": now["num_parameters"], "code": _code_fingerprint(workload)}
+    about = {"workload": now["workload"], "code": _code_fingerprint(workload)}
     about |= {f"data {name}": now["data"][name] for name in ("name", "num_examples", "fingerprint")}
     about |= {f"--{name}": value for name, value in now["config"].items() if name not in _PER_WORKER}
     about |= {f"--{name}": value for name, value in now["workload_options"].items()}
@@ -112,8 +108,20 @@ def check_resume(
     Raises:
       RunError: it would be another run; the message lists the differences.
     """
+    return _refused_or_noted(path, before, now, override, _compared(before, now, workload_options) if before else ())
+
+
+def check_random_numbers(path: pathlib.Path, before: dict, now: dict, override: bool) -> list[str]:
+    """Compares the layers that draw by example, as `check_resume` does, once the graph has told them."""
+    drawn = [start.get("random_numbers", {}).get("by_example") for start in (before, now)]
+    names = [", ".join(map(str, each or ["nothing"])) for each in drawn]
+    return _refused_or_noted(path, before, now, override, [("same", "what draws by example", *names)] if before else ())
+
+
+def _refused_or_noted(path: pathlib.Path, before: dict, now: dict, override: bool, compared: Iterable) -> list[str]:
+    """Raises RunError for (rule, name, value before, value now) that differ and may not; returns lines about others."""
     refused, noted = [], []
-    for rule, name, old, new in _compared(before, now, workload_options) if before else ():
+    for rule, name, old, new in compared:
         if old != new:
             was, now_is = ("not given" if value is None else value for value in (old, new))
             (refused if rule == "same" else noted).append(f"{name} was {was}, now {now_is}")
@@ -128,12 +136,9 @@ def check_resume(
 
 
 def _compared(before: dict, now: dict, workload_options: Options | None):
-    """Yields (rule, name, value before, value now) of what the last start noted, and of the layers that draw by
-    example."""
+    """Yields (rule, name, value before, value now) of what the last start noted."""
     for name, old in {key: before[key] for key in ("workload", "global_batch") if key in before}.items():
         yield "same", name.replace("_", " "), old, now[name]
-    drawn = [start.get("random_numbers", {}).get("by_example") for start in (before, now)]
-    yield "same", "what draws by example", *(", ".join(map(str, names or ["nothing"])) for names in drawn)
     if (over_towers := before.get("config", {}).get("sync_batch_norm")) is not None:  # before --batch_norm
         yield "note", "--batch_norm", "global" if over_towers else "tower", now["config"]["batch_norm"]
     for part, options in (("config", Config), ("workload_options", workload_options)):

@@ -1,0 +1,168 @@
+"""Opens a training by its plan: its graph, a session with the restored variables, and the actions after its steps."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.cluster.membership import Membership
+from tower_train.console import enumeration, say
+from tower_train.graph import elements, shortages, step_failures, summaries
+from tower_train.graph.record import TrainingGraph
+from tower_train.graph.training import training_graph
+from tower_train.proof.towers import compare_towers, is_due
+from tower_train.run import actions, data_check, messages, nonfinite, saving, sessions
+from tower_train.run.evaluations import Evaluations
+from tower_train.run.hooks import Action, UserHooks
+from tower_train.run.plan import Plan
+from tower_train.run.signals import Received
+from tower_train.run.training import Training
+from tower_train.run.watchdog import StepWatchdog
+from tower_train.run_dir import checkpoint, directory, logs, manifest
+
+v1 = tf.compat.v1
+_MOST_NAMES = 10  # of variables, in a line
+_COMPARED = "compared_with_one_tower"  # key of run.json
+
+
+@contextlib.contextmanager
+def open_training(
+    plan: Plan, membership: Membership, received: Received, user_hooks: UserHooks
+) -> Iterator[Training]:  # fmt: skip
+    """Opens a training, ready for its steps; it is closed at the end of the block.
+
+    Raises GraphError if its network breaks a rule of the towers, RunError for a checkpoint that does not fit it.
+    """
+    graph = training_graph(plan.workload, plan.examples, plan.config, plan.devices)
+    training = Training(plan, graph, membership, received, user_hooks)
+    layout, accumulate_steps = graph.layout, plan.config.accumulate_steps
+    with contextlib.ExitStack() as stack:
+        stack.callback(user_hooks.close)
+        restore = _prepare(training, stack)
+        # A step with an all-reduce may have to be ended.
+        note_stall = membership.note_stall if layout.num_replicas > 1 else lambda what, seconds: None
+        training.watchdog = StepWatchdog(plan.config.stall_timeout_secs, graph.progress, note_stall)
+        stack.enter_context(training.watchdog)
+        shortages.check_tensors(graph.graph, layout.tower_batch, accumulate_steps)
+        stack.enter_context(shortages.named(layout.tower_batch, accumulate_steps))
+        stack.enter_context(membership.failures_named())
+        stack.enter_context(
+            step_failures.named(graph.examples.name, plan.workload.name, batch=training.next_batch, graph=graph.graph)
+        )
+        session = sessions.open_session(graph, membership, plan.last_step, restore)
+        training.session = training.watchdog.session = stack.enter_context(session)
+        user_hooks.session_created(training.session)
+        training.actions = _actions(training, stack)
+        training.one_step = sessions.one_step(training)
+        yield training
+
+
+def _prepare(training: Training, stack: contextlib.ExitStack) -> Callable[[v1.Session], None] | None:
+    """Compares the checkpoint with the graph, the towers with one, and prints the first lines; the chief writes
+    run.json.
+
+    Returns:
+      A function that restores the chief's variables in a session; None for their initial values, and in other workers.
+    """
+    plan, graph = training.plan, training.graph
+    drawn = {name: list(each) for name, each in graph.random_numbers._asdict().items()}
+    training.run_json = plan.run_json | {"num_parameters": graph.saved.num_parameters, "random_numbers": drawn}
+    notes = [*plan.notes, *graph.notes, *messages.random_notes(graph.random_numbers)]
+    restore = None
+    if plan.is_chief:
+        restore, chiefs_notes = _prepare_chief(training, stack)
+        notes += chiefs_notes
+    with graph.graph.as_default():  # before the comparison: hooks find what the network keeps of its last call
+        training.user_hooks.extend_graph()
+    path = plan.run_json["config"]["workload"]
+    if plan.is_new and is_due(plan.config, path, graph.random_numbers.stateful):
+        outcome = compare_towers(plan.workload, plan.examples, plan.config, graph)
+        if isinstance(outcome, str):
+            notes.append(outcome)
+        else:
+            notes.append(outcome.line)
+            training.run_json[_COMPARED] = outcome.record
+    if plan.is_chief:
+        checkpoint.remove_leftovers(plan.run_dir.path)
+        plan.run_dir.cut_metrics(plan.steps_done)
+        plan.run_dir.write(directory.RUN, training.run_json)
+        lines = messages.opening_lines(
+            training.run_json, str(plan.run_dir.path), plan.steps_done, plan.last_step, graph.layout.towers_per_worker
+        )
+    else:
+        task, names = training.membership.task, plan.devices.names
+        lines = [messages.joining_line(task, plan.steps_done, plan.end, names)]
+    say(*lines, *notes)
+    return restore
+
+
+def _prepare_chief(
+    training: Training, stack: contextlib.ExitStack
+) -> tuple[Callable[[v1.Session], None] | None, list[str]]:
+    """Makes what only the chief has; returns how to restore its checkpoint, None for a new run, and lines."""
+    plan, graph = training.plan, training.graph
+    before, config, newest = plan.before, plan.config, plan.checkpoint
+    notes = manifest.check_random_numbers(plan.run_dir.path, before, training.run_json, config.override)
+    with graph.graph.as_default():
+        training.checkpoints = checkpoint.Checkpoints(plan.run_dir.path, graph.saved.variables, config.keep_checkpoints)
+        restore = None
+        if newest:
+            if not config.override:
+                _check_positions(graph, newest)
+            restore, fresh = training.checkpoints.plan_restore(newest, config.override)
+            if fresh:
+                notes.append(f"Not in {newest}, initialised afresh: {enumeration(fresh, _MOST_NAMES)}.")
+    if config.check_data and not newest:
+        warnings, training.sheet = data_check.look(plan.workload, plan.examples, config.seed)
+        notes += warnings
+    training.evaluations = Evaluations(plan.run_dir, config, plan.workload, plan.examples)
+    stack.callback(training.evaluations.close)
+    notes += training.evaluations.begin(plan.steps_done, newest, graph.saved.variables)
+    if _COMPARED in before:
+        training.run_json[_COMPARED] = before[_COMPARED]
+    return restore, notes
+
+
+def _check_positions(graph: TrainingGraph, path: str) -> None:
+    """Raises RunError if the positions in a checkpoint are of another number of workers."""
+    names = checkpoint.variable_names(path)
+    saved_by = set(filter(None, map(elements.saved_by, names))) if graph.stream.state else set()
+    if saved_by and graph.layout.num_workers not in saved_by:
+        raise errors.RunError(
+            f"{path}: workers were {max(saved_by)}, now {graph.layout.num_workers}, and it holds their old positions "
+            f"in {graph.examples.name}. Go on with as many, or give --override, which begins the data anew, without "
+            "the rest of the current epoch."
+        )
+
+
+def _actions(training: Training, stack: contextlib.ExitStack) -> list[Action]:
+    """Makes the actions that may be due after a step, in their order; what they open is closed with the stack."""
+    return [
+        nonfinite.Guard(training),  # so early, as a step that ends the run is neither logged nor saved
+        actions.MirrorCheck(training),
+        *([actions.ChooseExamples(training)] if training.graph.choice else []),  # before it is saved
+        *(_chiefs_actions(training, stack) if training.plan.is_chief else [saving.SendPosition(training)]),
+        training.user_hooks,
+        actions.Stop(training),  # the last, as all before may ask to stop
+    ]
+
+
+def _chiefs_actions(training: Training, stack: contextlib.ExitStack) -> list[Action]:
+    """Makes the actions that write files."""
+    plan = training.plan
+    bar = stack.enter_context(messages.progress_bar(plan.steps_done, plan.last_step))
+    metrics = logs.MetricsFile(plan.run_dir.path / directory.METRICS)
+    writer = stack.enter_context(contextlib.closing(logs.EventWriter(plan.run_dir.path)))
+    # TensorBoard then drops what an interrupted start logged from this step on.
+    writer.add(plan.steps_done + 1, session_log=v1.SessionLog(status=v1.SessionLog.START))
+    if not plan.steps_done:
+        writer.add(0, graph_def=summaries.serialized_graph(training.graph.graph))
+    if training.sheet:
+        logs.add_image(writer, "examples", training.sheet)
+        plan.run_dir.write_image(directory.SHEET, training.sheet)
+    return [
+        actions.Log(training, bar, metrics, writer),
+        stack.enter_context(contextlib.closing(actions.Profile(training))),
+        saving.Saver(training, metrics, writer),
+    ]

@@ -1,0 +1,143 @@
+"""The plan of one start of a run: all that is decided before anything is built."""
+
+import dataclasses
+
+from tower_train import errors
+from tower_train.cluster.membership import Membership
+from tower_train.config import Config
+from tower_train.examples import DataRequest, Examples
+from tower_train.graph import schedule
+from tower_train.graph.devices import Devices
+from tower_train.options import as_text
+from tower_train.run import choices
+from tower_train.run_dir import checkpoint, directory, manifest
+from tower_train.run_dir.best import Best
+from tower_train.workload import Workload
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """One start of a run in one worker.
+
+    Workers have agreed on it: on the group that trains, on what it trains, and on its first and last step.
+    """
+
+    workload: Workload
+    config: Config  # with the final dtype, place of the variables and time-outs
+    examples: Examples
+    devices: Devices  # of this worker, in the group that trains
+    run_dir: directory.RunDirectory
+    before: dict  # run.json of the last start; empty for a new run
+    run_json: dict  # of this start, but for what its graph tells
+    is_chief: bool
+    checkpoint: str | None  # the chief's path to begin at; None for a new run, and in other workers
+    steps_done: int  # by earlier starts
+    end: int  # last step of this start, below `last_step` if the run is over before it
+    last_step: int  # of the run
+    notes: tuple[str, ...]  # for the log
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the network has not trained yet with as many towers in the same mode."""
+        options = self.before.get("config", {})
+        workers = len((options.get("worker_hosts") or "").split(","))
+        batches = len(self.before.get("devices", ())) * options.get("accumulate_steps", 1) * workers
+        modes = ("variable_update", "batch_norm")
+        has_others = batches not in (0, self.config.batches_per_step) or any(
+            options[name] != getattr(self.config, name) for name in modes if name in options
+        )
+        return not self.steps_done or (has_others and not self.config.elastic)
+
+
+def make_plan(
+    path: str | None, workload: Workload, config: Config, run_dir: directory.RunDirectory, membership: Membership
+) -> Plan:
+    """Loads the examples, makes the choices that are left to the machine, finds the checkpoint to begin at, and agrees
+    on all that with the other workers.
+
+    Args:
+      path: the workload's import path; None if it has none.
+      workload, config, run_dir: of the run.
+      membership: of this worker; its devices are those of the group from then on.
+
+    Raises:
+      UserError: an option, the data or the directory does not go with the run, or workers differ.
+      RunOver: the run has ended without this worker.
+    """
+    before, is_chief = run_dir.read(directory.RUN), membership.task.is_chief
+    manifest.check_workload(run_dir.path, before, workload, config.override)  # before its examples are downloaded
+    dataset = before.get("dataset", "auto") if config.dataset == "auto" else config.dataset
+    workload.check_dataset(dataset)
+    examples = workload.split(DataRequest("train", dataset, config.data_dir, config.seed, config.validation_fraction))
+    _check_elastic(examples, config)
+    config, notes = choices.resolve(config, before.get("config", {}), membership.devices)
+    options = dataclasses.asdict(config) | {"workload": path}
+    run_json = manifest.describe(workload, examples, options, config.global_batch, membership.devices.names)
+    last_step = config.last_step(examples.num_examples)
+    newest, steps_done, end = None, 0, last_step
+    if is_chief:
+        notes += manifest.check_resume(run_dir.path, before, run_json, config.override, workload.options)
+        newest, damage = _newest_checkpoint(run_dir, is_known=bool(before), override=config.override)
+        steps_done, notes = checkpoint.step_of(newest) if newest else 0, notes + damage
+        _check_profile(config, last_step)
+        notes += _schedule_notes(before, config, examples.num_examples, steps_done)
+        if _is_over(run_dir, config, examples.num_examples, steps_done):
+            end = steps_done
+    # The group is final from here on, so that the graph need be built only once.
+    steps_done, end = membership.agree(lambda: manifest.same_everywhere(run_json, workload), steps_done, end)
+    return Plan(
+        workload, config, examples, membership.devices, run_dir, before, run_json, is_chief, newest, steps_done, end,
+        last_step, (*notes, *membership.devices.notes),
+    )  # fmt: skip
+
+
+def _newest_checkpoint(
+    run_dir: directory.RunDirectory, is_known: bool, override: bool
+) -> tuple[str | None, list[str]]:  # fmt: skip
+    """Returns the newest intact checkpoint of a locked directory, None without one, and lines about damaged ones.
+
+    With --override it may be of another program (is_known: there was a run.json). Raises RunError if it is none of this
+    run, or none is intact.
+    """
+    newest = checkpoint.latest(run_dir.path)
+    if not newest:
+        return None, []
+    if not is_known and not override:
+        raise errors.RunError(
+            f"--train_dir={run_dir.path} holds a checkpoint ({newest}) but no {directory.RUN}: it is no run of this "
+            "program. Give another directory, or --override to start from that checkpoint."
+        )
+    return checkpoint.newest_intact(run_dir.path)
+
+
+def _is_over(run_dir: directory.RunDirectory, config: Config, num_examples: int, steps_done: int) -> bool:
+    """Returns whether evaluations have ended the run early."""
+    best = Best(run_dir, config.keep_best, config.early_stopping_patience_epochs * num_examples, config.global_batch)
+    best.begin(steps_done)
+    return best.is_over
+
+
+def _check_elastic(examples: Examples, config: Config) -> None:
+    """Raises ConfigError for --elastic with examples that it cannot serve."""
+    if config.elastic and examples.elements:
+        raise errors.ConfigError(
+            f"--elastic={config.elastic}: {examples.name} comes in an order of its own, in which each worker has a "
+            "place that no other number of workers can go on from. Leave the option out, or fetch the data by index."
+        )
+
+
+def _check_profile(config: Config, last_step: int) -> None:
+    """Raises ConfigError for --profile_steps that the run does not reach."""
+    if config.profile_steps and config.profile_steps[0] > last_step:
+        raise errors.ConfigError(
+            f"--profile_steps={as_text(config.profile_steps)}: the run ends at step {last_step}. Choose earlier "
+            "steps, or train longer."
+        )
+
+
+def _schedule_notes(before: dict, config: Config, num_examples: int, steps_done: int) -> list[str]:
+    """Returns a line if the schedule of a resumed run stretches to another last step."""
+    if not before.get("config"):
+        return []
+    ends = {name: before["config"].get(name) for name in ("max_steps", "epochs")}
+    return schedule.note_on_resuming(config, dataclasses.replace(config, **ends), num_examples, steps_done)

@@ -1,0 +1,153 @@
+"""A training that is open: its step, its counts and clock, and the loop over its steps."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.cluster.membership import Membership
+from tower_train.graph.record import StepReport, TrainingGraph
+from tower_train.run.evaluations import Evaluations
+from tower_train.run.hooks import Action, UserHooks
+from tower_train.run.plan import Plan
+from tower_train.run.results import Result, StopReason
+from tower_train.run.signals import Received
+from tower_train.run.watchdog import StepWatchdog
+from tower_train.run_dir import checkpoint
+
+v1 = tf.compat.v1
+
+
+class Training:
+    """A training in an open session, as its actions see it."""
+
+    def __init__(
+        self, plan: Plan, graph: TrainingGraph, membership: Membership, received: Received, user_hooks: UserHooks
+    ):
+        self.plan, self.graph, self.membership, self.received = plan, graph, membership, received
+        self.user_hooks = user_hooks
+        self.run_json: dict = {}  # of this start
+        self.checkpoints: checkpoint.Checkpoints | None = None  # the chief's
+        self.evaluations: Evaluations | None = None  # the chief's
+        self.sheet: bytes | None = None  # a PNG of a new run's first examples, if it was drawn
+        self.session: v1.Session | None = None
+        self.watchdog: StepWatchdog | None = None
+        self.actions: Sequence[Action] = ()  # due after a step, in this order
+        self.one_step: Callable[[int], StepReport] | None = None
+        self.step = plan.steps_done  # the last that counted, over all starts
+        self.report: StepReport | None = None  # of that step
+        self.loss: float | None = None  # at the last step that was not skipped
+        self.skipped_steps = 0  # updates that were skipped since they were not finite
+        self.failed_saves = 0
+        self.failure: errors.UserError | None = None  # of the last save or evaluation
+        self.is_over = False  # no step follows
+        self.is_left = False  # the program has left its loop over the steps
+        self.is_interrupted = False  # a signal ended an evaluation
+        self.input_secs = 0.0  # that steps have waited for input
+        self._opened, self._began, self._first_ended, self._ended = time.perf_counter(), None, None, None
+        self._excluded_secs = 0.0
+        self._examples: int | None = None  # seen; of a resumed run known after its first step
+
+    def steps(self) -> Iterator[StepReport]:
+        """Does one step for each next(): yields its report, in numpy values, after the actions that are due.
+
+        Whoever leaves the loop early ends the run as a signal does, which saves.
+        """
+        for action in self.actions:
+            action.begin()
+        self._began, self._examples = self.now(), None if self.step else 0
+        for step in range(self.plan.steps_done + 1, self.plan.end + 1):
+            if self.is_over:
+                break
+            self._do(step)
+            if not self.is_left:  # other workers may still need a step, at whose end all stop
+                try:
+                    yield self.report
+                except GeneratorExit:
+                    self.is_left = True
+                    self.actions[-1](step, self.report)
+        for action in self.actions:
+            action.end(self.step)
+
+    def _do(self, step: int) -> None:
+        report = self.one_step(step)
+        self._count(report)
+        for action in self.actions:
+            if action.is_due(step):
+                action(step, report)
+
+    def _count(self, report: StepReport) -> None:
+        """Counts a step that has ended."""
+        self.report = report
+        self.step, self._ended, self._examples = int(report.step), self.now(), int(report.examples)
+        if self._first_ended:  # the first step waits for the input to begin
+            self.input_secs += float(report.input_secs)
+        self._first_ended = self._first_ended or self._ended
+        self.membership.note_step()
+
+    def now(self) -> float:
+        """Returns the seconds of a clock that stops inside `paused`."""
+        return time.perf_counter() - self._excluded_secs
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stops the clock within this block, such as an evaluation, which would distort examples/sec."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._excluded_secs += time.perf_counter() - start
+
+    def is_summarized(self, step: int) -> bool:
+        """Returns whether a step makes a summary, which only the chief writes."""
+        every = self.plan.config.summary_every_steps if self.plan.is_chief else 0
+        return every > 0 and step % every == 0
+
+    def next_batch(self) -> str:
+        """Describes the batch of the step under way."""
+        step, size = f"step {self.step + 1}", self.graph.layout.global_batch
+        if self._examples is None:
+            return step
+        return f"{step}, positions {self._examples} to {self._examples + size - 1} of the stream of examples"
+
+    def stop_reason(self) -> StopReason | None:
+        """Returns the reason of this worker to end the run before its last step; None if there is none."""
+        if self.evaluations and self.evaluations.best.is_over:
+            return StopReason.NO_GAIN
+        if self.received.stopping:
+            return StopReason(self.received.stopping.name)
+        if self.membership.is_to_resize:
+            return StopReason.RESIZED
+        if self.is_left:
+            return StopReason.PROGRAM
+        return StopReason.SESSION_HOOK if self.user_hooks.have_asked else None
+
+    def result(self, failure: errors.UserError | None) -> Result:
+        """Returns the result, given the error that ended the steps, if any."""
+        plan, steps = self.plan, self.step - self.plan.steps_done
+        if failure:
+            reason = StopReason.ERROR
+        elif self.step >= plan.last_step and not self.is_interrupted:
+            reason = StopReason.LAST_STEP
+        else:
+            reason = self.stop_reason() or StopReason.ANOTHER_WORKER
+        return Result(
+            train_dir=str(plan.run_dir.path) if plan.is_chief else "",
+            step=self.step,
+            loss=self.loss,
+            # Without the first step, which also prepares the graph.
+            examples_per_sec=(steps - 1) * self.graph.layout.global_batch / (self._ended - self._first_ended)
+            if steps > 1
+            else None,
+            seconds=time.perf_counter() - self._opened,
+            training_secs=self._ended - self._began if steps else None,
+            reason=reason,
+            checkpoint=next(reversed(checkpoint.existing(plan.run_dir.path)), None) if plan.is_chief else None,
+            data=plan.examples.name,
+            notice=plan.examples.notice if plan.examples.dataset != "auto" else None,  # a stand-in's
+            failed_saves=self.failed_saves,
+            skipped_steps=self.skipped_steps,
+            failure=failure or self.failure,
+        )
