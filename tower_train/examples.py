@@ -294,7 +294,8 @@ def _of_names(name: str, labels: np.ndarray, class_names: list[str]) -> tuple[np
                 f"{name}: there is a label {min(unknown)!r}, which is none of the class_names "
                 f"({enumeration(class_names, 5)}). Mend the labels or the names."
             )
-        return np.array([class_names.index(each) for each in there])[classes], class_names
+        number_of = {class_name: number for number, class_name in enumerate(class_names)}
+        return np.array([number_of[each] for each in there])[classes], class_names
     try:
         numbers = np.array(there, float)
     except ValueError:

@@ -218,7 +218,8 @@ def _labelled(
         raise errors.DataError(
             f"{folder}: no image in {train} is of class {min(unknown)}. Every class needs images there."
         )
-    numbers = np.array([class_names.index(name) for name in images.values()], np.int32)
+    number_of = {name: number for number, name in enumerate(class_names)}
+    numbers = np.array([number_of[name] for name in images.values()], np.int32)
     return Listing(folder, tuple(images), numbers, tuple(class_names), split, notice) if images else None
 
 

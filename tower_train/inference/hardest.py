@@ -10,6 +10,7 @@ import tensorflow as tf
 from tower_train.config import DeviceOptions
 from tower_train.examples import Examples, Tensors, Weighted
 from tower_train.graph import devices, towers
+from tower_train.inference import network
 from tower_train.inference.evaluation_graph import evaluation_graph
 from tower_train.inference.saved_run import SavedRun
 from tower_train.measures import softmax_cross_entropies
@@ -33,12 +34,15 @@ class Hard(NamedTuple):
 
 def hardest(run: SavedRun, count: int) -> tuple[int, list[Hard]]:
     """Returns how many of a run's examples were looked at, at most _LOOKED_AT, and those of the highest losses."""
-    sample, outputs = run.examples.sample(_LOOKED_AT), {}
+    sample, names = run.examples.sample(_LOOKED_AT), run.examples.class_names
 
     def metrics(given: Tensors, labels: Tensors) -> dict[str, tf.Tensor]:
-        if tf.is_tensor(given) and given.shape.rank == 2:
-            outputs.update({f"output {i}": given[:, i] for i in range(given.shape[-1])})
-        return {"loss": _losses(run, given, labels)} | outputs
+        told = []
+        if network.are_of_classes(given, run.examples):
+            told = [tf.argmax(given, axis=-1)]
+        elif tf.is_tensor(given) and given.shape.rank == 2:
+            told = [given[:, i] for i in range(min(given.shape[-1], _MOST_NUMBERS + 1))]
+        return {"loss": _losses(run, given, labels)} | {f"told {i}": each for i, each in enumerate(told)}
 
     workload = dataclasses.replace(run.workload, metrics=metrics, mode={})
     placed = devices.place(DeviceOptions(device="cpu"))
@@ -53,11 +57,11 @@ def hardest(run: SavedRun, count: int) -> tuple[int, list[Hard]]:
     losses = np.nan_to_num(values.pop("loss").astype(np.float64), nan=np.inf)
     order = np.argsort(-losses, kind="stable")[:count]
     features, labels = _examples(sample, order)
-    names = run.examples.class_names if len(values) == len(run.examples.class_names) else ()
-    given = np.stack(list(values.values()), axis=1)[order] if values else np.zeros([len(order), 0])
+    told = np.stack([*values.values(), np.zeros(len(losses))], axis=1)[order, :-1]
+    outputs = [names[int(each[0])] if built.has_classes else _in_words(each) for each in told]
     return sample.num_examples, [
-        Hard(float(losses[index]), _in_words(tf.nest.map_structure(lambda a, i=i: a[i], labels), names),
-             _in_words(given[i], names, is_output=True), *_shown(tf.nest.map_structure(lambda a, i=i: a[i], features)))
+        Hard(float(losses[index]), _in_words(tf.nest.map_structure(lambda a, i=i: a[i], labels), names), outputs[i],
+             *_shown(tf.nest.map_structure(lambda a, i=i: a[i], features)))
         for i, index in enumerate(order)
     ]  # fmt: skip
 
@@ -83,12 +87,10 @@ def _examples(examples: Examples, order: np.ndarray) -> tuple[Tensors, Tensors]:
     return tf.nest.map_structure(lambda array: array[order], (features, Weighted.of(labels).labels))
 
 
-def _in_words(values, names: tuple[str, ...], is_output: bool = False) -> str:
+def _in_words(values, names: tuple[str, ...] = ()) -> str:
     values = np.asarray(tf.nest.flatten(values)[0])
     if names and values.ndim == 0:
         return names[int(values)]
-    if names and is_output:
-        return names[int(values.argmax())]
     if names and values.shape == (len(names),):  # of several classes at once
         return ", ".join(name for name, value in zip(names, values, strict=True) if value) or "none"
     shown = [each.decode(errors="replace") if isinstance(each, bytes) else f"{each:.4g}" for each in values.ravel()]
@@ -110,4 +112,4 @@ def _shown(features: Tensors) -> tuple[bytes | None, str]:
             image.save(file := io.BytesIO(), "PNG")
             return file.getvalue(), ""
     parts = features.items() if isinstance(features, dict) else [("", each) for each in tf.nest.flatten(features)]
-    return None, "; ".join(f"{name} {_in_words(values, ())}".strip() for name, values in parts)
+    return None, "; ".join(f"{name} {_in_words(values)}".strip() for name, values in parts)
