@@ -15,7 +15,7 @@ from keras_twins import CROSS_ENTROPY, assert_same, data, fit_both, twins
 
 import tower_train
 from tower_train.errors import ConfigError
-from tower_train.fronts.lockstep import exchange
+from tower_train.fronts.lockstep import exchange, step
 
 layers = keras.layers
 
@@ -119,6 +119,12 @@ class TestUse:
         ):  # fmt: skip
             assert type(model) is keras.Sequential
             np.testing.assert_allclose(model.predict(x, verbose=0), expected, atol=1e-6)
+
+    def test_a_line_tells_that_building_the_towers_takes_long(self, monkeypatch, capsys):
+        for least, lines in ((60, 0), (0, 1)):
+            monkeypatch.setattr(step, "_LONG_SECS", least)
+            self.parallel().fit(*data(8, 4), verbose=0, epochs=2)
+            assert capsys.readouterr().err.count("traces the model in each of 2 towers, which takes more") == lines
 
     def test_attributes_are_those_of_the_template(self):
         inputs = {"left": keras.Input([4], name="left"), "right": keras.Input([3], name="right")}

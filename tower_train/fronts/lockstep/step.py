@@ -9,6 +9,7 @@ import contextvars
 import functools
 import itertools
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ Program = Callable[[keras.Model, Any], Any]  # (model, batch) -> what the step r
 Update = tuple[keras.optimizers.Optimizer, GradientsAndVariables]
 
 _current: contextvars.ContextVar["Step | Rehearsal | None"] = contextvars.ContextVar("step", default=None)
+_LONG_SECS = 10  # of silence before the first step
 _NO_EXAMPLES = ("Shape", "ShapeN", "Size", "Unique")  # depend on no example's values
 
 
@@ -73,7 +75,7 @@ class Step:
         self._parts = parts.split(data, here * exchange.rank, here, count)
         self._added_losses: list[dict[int, set]] = [{} for _ in devices]
         self._scopes = [_StepScope() for _ in devices]
-        self._is_alone, self._is_weighted = count == 1, False
+        self._is_alone, self._is_weighted, self._is_first_turn = count == 1, False, True
         # Those of layers whose assignments are the same whatever the examples, or averages.
         known = (keras.layers.BatchNormalization, keras.layers.SpectralNormalization)
         layers = [each for each in compat.sublayers(model) if isinstance(each, known)]
@@ -109,7 +111,16 @@ class Step:
     @contextlib.contextmanager
     def _turn(self, tower: Tower) -> Iterator[None]:
         compat.take_losses(self._model, self._added_losses[tower.place])
+        begun = time.monotonic()
         yield
+        if self._is_first_turn:
+            self._is_first_turn, secs = False, len(self._parts) * (time.monotonic() - begun)
+            if len(self._parts) > 1 and secs > _LONG_SECS:
+                console.notice_once(
+                    self._model,
+                    f"Before the first step Keras traces the model in each of {len(self._parts)} towers, which takes "
+                    f"more than {secs:.0f} s, once.",
+                )
 
     @contextlib.contextmanager
     def _merging(self) -> Iterator[None]:
