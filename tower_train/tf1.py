@@ -63,7 +63,7 @@ def _check(program, names) -> int:
 def _run(words, program, names, num_gpus: int) -> int:
     import tensorflow as tf
 
-    from tower_train.fronts.program import leave_by_status
+    from tower_train.cluster.program import leave_by_status
     from tower_train.fronts.tf1 import machine
 
     if program.is_of_keras_3:

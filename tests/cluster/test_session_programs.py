@@ -13,8 +13,9 @@ import tensorflow as tf
 
 import tower_train
 from tower_train import Config, errors, horovod
+from tower_train.cluster import program
 from tower_train.cluster.task import Policy, Task
-from tower_train.fronts import distributed, program
+from tower_train.fronts import distributed
 from tower_train.fronts.lockstep import exchange
 from tower_train.graph import collectives, devices
 

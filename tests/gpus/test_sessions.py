@@ -10,7 +10,7 @@ OWN_CONFIGURATION = {
     "tower_train.graph.devices": "the one place",
     "tower_train.cluster.membership": "a copy of that",
     "tower_train.cluster.board": "a client of a server that runs already",
-    "tower_train.fronts.program": "a copy of that of the devices",
+    "tower_train.cluster.program": "a copy of that of the devices",
     "tower_train.fronts.tf1.machine": "of an old program, whose sessions are the only ones",
     "tower_train.fronts.tf1.parts": "not of a session",
 }

@@ -9,4 +9,4 @@ _PUBLIC = ("Cluster", "current", "init")
 def __getattr__(name):
     if name not in _PUBLIC:
         raise AttributeError(f"module 'tower_train.cluster' has no attribute {name!r}")
-    return getattr(importlib.import_module("tower_train.fronts.program"), name)
+    return getattr(importlib.import_module(f"{__name__}.program"), name)

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.fronts.program import Cluster, current
+from tower_train.cluster.program import Cluster, current
 from tower_train.graph import collectives
 from tower_train.graph.collectives import AllReduce
 from tower_train.graph.devices import HOST

@@ -3,7 +3,8 @@
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.fronts import distributed, program
+from tower_train.cluster import program
+from tower_train.fronts import distributed
 from tower_train.fronts.distributed import BroadcastGlobalVariablesHook, broadcast_variables
 from tower_train.graph import collectives
 from tower_train.graph.collectives import Keys, described

@@ -13,7 +13,7 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ops import variable_scope
 
 from tower_train import console
-from tower_train.fronts import program
+from tower_train.cluster import program
 from tower_train.fronts.tf_estimator.workers import merged
 
 v1 = tf.compat.v1

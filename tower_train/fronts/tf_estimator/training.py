@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.cluster.program import Cluster
 from tower_train.fronts import compat, meeting
-from tower_train.fronts.program import Cluster
 from tower_train.fronts.tf_estimator import library
 from tower_train.fronts.tf_estimator.inputs import Batches
 from tower_train.graph import gradients

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tower_train import console, errors
+from tower_train.cluster import program
 from tower_train.cluster.task import of_jobs
 from tower_train.config import Config
-from tower_train.fronts import compat, distributed, program
+from tower_train.fronts import compat, distributed
 from tower_train.fronts.tf_estimator import library
 from tower_train.fronts.tf_estimator.training import Training
 from tower_train.graph import devices
