@@ -31,8 +31,9 @@ warnings.simplefilter("error", UserWarning)
 
 
 def state():
-    loggers = [logging.getLogger(name) for name in ("", "absl", "tensorflow", "tower_train")]
+    loggers = [logging.getLogger(name) for name in ("", "absl", "tensorflow")]
     known = [(each.level, list(each.handlers), list(each.filters)) for each in loggers]
+    known.append(logging.getLogger("tower_train").level)
     known += [absl_logging.get_verbosity(), flags.FLAGS.is_parsed(), gc.isenabled()]
     known.append([each for each in warnings.filters if each[2] is UserWarning])
     known.append(os.environ.get("TF_CPP_MIN_LOG_LEVEL"))

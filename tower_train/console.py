@@ -68,7 +68,7 @@ def _print(stream: TextIO, text: str) -> None:
 
 if not _LOGGER.handlers:  # else the program has given it some already
     _LOGGER.addHandler(_Printer())
-    _LOGGER.setLevel(logging.INFO)
+    _LOGGER.setLevel(_LOGGER.level or logging.INFO)  # a level that the program has set stays
     _LOGGER.propagate = False  # or lines would be there twice, once a program sets up the root logger
 
 
