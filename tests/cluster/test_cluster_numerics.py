@@ -52,8 +52,9 @@ def test_two_workers_skip_the_same_steps_and_find_the_same_loss_scale(tmp_path, 
 def test_a_run_moves_between_machines_and_ends_as_if_it_had_not(one_tower, tmp_path):
     """5 steps on the CPU of one, 10 mirrored on two with two towers each, 5 on one with four; all normalise over the
     global batch."""
-    several = COMMON | dict(variable_update="mirrored")
-    jobs.train_toy(tmp_path, **(COMMON | dict(batch_size=12, max_steps=5)))
+    over_all = COMMON | dict(batch_norm="global")
+    several = over_all | dict(variable_update="mirrored")
+    jobs.train_toy(tmp_path, **(over_all | dict(batch_size=12, max_steps=5)))
     on_two = several | MIRRORED | dict(num_gpus=2, max_steps=15, eval_every_steps=10)
     results = clusters.train_together(tmp_path, 2, **on_two)
     assert [getattr(result, "step", result) for result in results] == [15, 15]
