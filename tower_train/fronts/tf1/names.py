@@ -49,8 +49,8 @@ MODULES = {  # {module of a program: the modules of today in which its names are
     f"{CONTRIB}.util": ["tensorflow.compat.v1", "tensorflow.python.framework.tensor_util"],
     "tensorflow.python.distribute.all_reduce": [],  # gone; imported, but hardly used
     "tensorflow.python.data.experimental.ops.threadpool": [PARTS],
-    "keras": ["tf_keras.api._v1:keras"],
-    "keras.engine": ["tf_keras.api._v1:keras", "tf_keras.api._v1:keras.layers"],
+    "keras": ["tf_keras.api._v1.keras"],
+    "keras.engine": ["tf_keras.api._v1.keras", "tf_keras.api._v1.keras.layers"],
     "horovod": [],
     "horovod.tensorflow": ["tower_train.fronts.tf1.horovod"],
     "horovod.keras": ["tower_train.fronts.tf1.horovod"],

@@ -51,7 +51,7 @@ class Names:
             except ModuleNotFoundError:
                 pass
         owner = self.find(parent) if parent else None
-        modules = owner.modules if isinstance(owner, View) else [owner]
+        modules = owner.modules() if isinstance(owner, View) else [owner]
         found = [value for module in modules if (value := getattr(module, last, self)) is not self]
         if found:
             is_module = isinstance(found[0], types.ModuleType)
@@ -112,8 +112,7 @@ class View(types.ModuleType):
         super().__init__(name)
         vars(self).update(__path__=[], _names=names_, _modules=modules)
 
-    @property
-    def modules(self) -> list[types.ModuleType]:
+    def modules(self) -> list[types.ModuleType]:  # no property: an AttributeError in it would come back here
         return [_resolved(module) if isinstance(module, str) else module for module in self._modules]
 
     def __getattr__(self, name: str) -> Any:
@@ -124,7 +123,7 @@ class View(types.ModuleType):
         return self._names.find(f"{self.__name__}.{name}")
 
     def __dir__(self) -> list[str]:
-        return sorted({each for module in self.modules for each in dir(module)})
+        return sorted({each for module in self.modules() for each in dir(module)})
 
 
 def _resolved(place: str) -> Any:

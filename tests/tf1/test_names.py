@@ -1,0 +1,59 @@
+"""The table of names: each entry is there, and what is not is said with its line and replacement."""
+
+import re
+
+import jobs
+import pytest
+
+from tower_train.fronts.tf1 import names
+
+TABLE = """
+from tower_train.fronts.tf1 import names, views
+for of_keras_3 in (False, True):
+    seen = views.Names(of_keras_3)
+    for name in (*names.MODULES, *names.NAMES):
+        needs_slim = "tf_slim" in str(names.MODULES.get(name, names.MODULES.get(name.rpartition(".")[0])))
+        if not needs_slim and not (of_keras_3 and "estimator" in name):
+            why = seen.why_missing(name)
+            assert why is None, why
+            dir(seen.find(name))
+"""
+
+
+def test_every_name_of_the_table_is_there():
+    with jobs.Program("-c", TABLE, TF_USE_LEGACY_KERAS="1") as program:
+        assert program.process.wait(jobs.WAIT_SECS) == 0, program.output()
+
+
+@pytest.mark.parametrize(
+    "name, one",
+    [("tensorflow.python.keras.layers", "keras.layers"), ("tensorflow.keras.utils.np_utils", "keras.utils"),
+     ("tensorflow.compat.v1.nn", "tensorflow.nn"), ("keras.utils.training_utils.multi_gpu_model",
+                                                    "keras.utils.multi_gpu_model")],
+)  # fmt: skip
+def test_a_thing_with_several_names_has_one(name, one):
+    assert names.one_name(name) == one
+
+
+def test_check_lists_names_with_lines_and_replacements(tmp_path):
+    (tmp_path / "old.py").write_text("import tensorflow as tf\nx = tf.contrib.tpu.TPUEstimator\ny = tf.nn.relu\n")
+    done = jobs.command("tower_train.tf1", "--check", "old.py", cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert re.search(
+        r"^old.py:2: tensorflow.contrib.tpu is not there.*: there is no TPU here", done.stdout, re.MULTILINE
+    )
+    assert "1 names are not there" in done.stdout
+
+
+def test_a_name_that_is_not_there_ends_a_program_in_one_line(tmp_path):
+    (tmp_path / "old.py").write_text("import tensorflow as tf\nprint(hasattr(tf, 'nothing'))\ntf.contrib.crf\n")
+    done = jobs.command("tower_train.tf1", "old.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "False\n")
+    last = done.stderr.splitlines()[-1]
+    assert "tensorflow.contrib.crf is not there (old.py:3)" in last and "Traceback" not in done.stderr
+
+
+def test_python_2_is_named(tmp_path):
+    (tmp_path / "old.py").write_text("print 'hello'\n")
+    done = jobs.command("tower_train.tf1", "old.py", cwd=tmp_path)
+    assert done.returncode == 2 and "old.py:1 is not Python 3" in done.stderr
