@@ -131,6 +131,9 @@ MIRRORED = dict(variable_update="mirrored")
 def test_what_is_left_open_is_chosen_by_the_devices_and_what_is_not_stays(here, options, expected, lines):
     config, notes = resolve(here, **({"num_gpus": None} if "gpus" in options else {}) | options)
     assert dataclasses.asdict(config).items() >= expected.items()
+    compiled = [note for note in notes if note.startswith("jit_compile: ")]
+    assert (config.jit_compile, len(compiled)) == (("always", 1) if here else ("never", 0))
+    notes = [note for note in notes if note not in compiled]
     assert all(line in note for line, note in zip(lines, notes, strict=False))
     assert "dtype" in options or len(notes) == len(lines)
 

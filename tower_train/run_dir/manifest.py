@@ -144,8 +144,9 @@ def _compared(before: dict, now: dict, workload_options: Options | None):
     for part, options in (("config", Config), ("workload_options", workload_options)):
         for field in dataclasses.fields(options) if options else ():
             rule, old = field.metadata["resume"], before.get(part, {})
-            if rule != "free" and old:  # an option that did not exist had no effect, as by default
-                yield rule, f"--{field.name}", old.get(field.name, field.default), now[part][field.name]
+            was = old.get(field.name, field.default)  # an option that did not exist had no effect, as by default
+            if rule != "free" and old and was != "auto":  # which is then what the run has chosen
+                yield rule, f"--{field.name}", was, now[part][field.name]
     for name, old in before["data"].items():  # after the options that change them
         if name in ("name", "fingerprint"):
             yield "same", f"data {name}", old, now["data"][name]
