@@ -132,7 +132,7 @@ def _fused(inputs, gamma, beta, epsilon: float) -> tuple[tf.Tensor, tf.Tensor, t
 
 def _towers_together(tower: context.Context) -> int:
     """Returns how many towers normalise together; 1 outside of the towers of a training."""
-    return 1 if tower.by_tower or tower.statistics is None else tower.towers
+    return 1 if tower.by_tower or tower.graph is None else tower.towers
 
 
 def _over_towers(inputs, gamma, beta, epsilon: float) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -141,6 +141,8 @@ def _over_towers(inputs, gamma, beta, epsilon: float) -> tuple[tf.Tensor, tf.Ten
     gamma, beta = tf.convert_to_tensor(gamma), tf.convert_to_tensor(beta)
     wide = tf.cast(inputs, gamma.dtype)
     mean, variance = moments_over_towers(wide, axes)
+    if context.current().mean:
+        return _normalized(inputs, gamma, beta, mean, variance, epsilon), mean, variance
 
     # The gradient in two sums over the batch, of which the towers send each other means once; by TensorFlow's own
     # gradients of mean and variance they would take several passes over the inputs more.
@@ -166,6 +168,10 @@ def moments_over_towers(inputs: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tens
     """Returns mean and variance over axes of the batches of all towers, which are of equal size, as if of one."""
     local_mean = tf.reduce_mean(inputs, axes, keepdims=True)
     local_variance = tf.reduce_mean(tf.math.squared_difference(inputs, local_mean), axes)
+    if of_all := context.current().mean:
+        [mean] = of_all([local_mean])
+        [variance] = of_all([local_variance + tf.squeeze(tf.math.squared_difference(local_mean, mean), axes)])
+        return tf.squeeze(mean, axes), variance
     local_mean = tf.squeeze(local_mean, axes)
     outside = []  # tensors by which the gradient can be differentiated again
 
@@ -245,8 +251,8 @@ def _is_of_batch(inputs: tf.Tensor, axes: Sequence[int]) -> bool:
     """Notes that a tensor is normalised over these axes; returns whether that is over the batches of several towers."""
     tower, graph = context.current(), v1.get_default_graph()
     # In a branch, a loop or a function a tower may be alone.
-    is_alone = graph is not inputs.graph or graph.building_function or graph._get_control_flow_context() is not None
-    if tower.statistics is None or is_alone or batch_axis(inputs, tower.batch, tower.batch_axes) not in axes:
+    is_alone = not (graph is inputs.graph is tower.graph) or graph._get_control_flow_context() is not None
+    if is_alone or batch_axis(inputs, tower.batch, tower.batch_axes) not in axes:
         return False
     tower.normalized.append(inputs.op.name)
     return _towers_together(tower) > 1

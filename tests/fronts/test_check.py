@@ -21,10 +21,10 @@ class Centered(keras.layers.Layer):
         return inputs - keras.ops.mean(inputs, axis=0)
 
 
-def parallel(*layers):
+def parallel(*layers, **options):
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input([4]), *layers, keras.layers.Dense(3)])
-    model = multi_gpu_model(model, gpus=2)
+    model = multi_gpu_model(model, gpus=2, **options)
     model.compile(
         keras.optimizers.AdamW(0.01, weight_decay=0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     )
@@ -106,13 +106,15 @@ class Gamma(keras.layers.Layer):
 
 
 def test_batch_normalisation_beside_random_numbers_is_compared_with_the_same_for_each_tower():
-    model = parallel(keras.layers.Dense(8), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5))
+    layers = keras.layers.Dense(8), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)
+    model = parallel(*layers, batch_norm="tower")
     model.fit(X, Y, batch_size=16, verbose=0)  # so that the check may not use the functions that it traced
     assert "equal one device" in model.check(X, Y)
+    by_tower = dict(batch_norm="tower")
     with pytest.raises(errors.GraphError):
-        parallel(keras.layers.BatchNormalization(), keras.layers.Dropout(0.5), Rows()).check(X, Y)
+        parallel(keras.layers.BatchNormalization(), keras.layers.Dropout(0.5), Rows(), **by_tower).check(X, Y)
     with pytest.raises(errors.ConfigError, match="check: a model with batch normalisation calls keras.random.gamma"):
-        parallel(Gamma(), keras.layers.BatchNormalization()).check(X, Y)
+        parallel(Gamma(), keras.layers.BatchNormalization(), **by_tower).check(X, Y)
 
 
 class Batches(keras.utils.PyDataset):

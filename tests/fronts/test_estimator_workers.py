@@ -49,14 +49,14 @@ def trained_table():
 
 
 def moving_averages():
-    """After two steps on the batches of four towers, each of which normalizes its own, with one device's dropout."""
+    """After two steps on the batches of four towers, as of one device, with its dropout."""
     mean, variance = np.zeros(3), np.ones(3)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         tf.random.set_seed(1)
         dropped = tf.nn.dropout(tf.ones([4, BATCH, 3], tf.float64), 0.5, seed=7)
         masks = [session.run(dropped)[[0, 2, 1, 3]] for _ in range(2)]  # the workers take batches in turn
     for batches in X[: 8 * BATCH].reshape(2, 4, BATCH, 3) * masks:
-        mean, variance = (mean + batches.mean((0, 1))) / 2, (variance + batches.var(1).mean(0)) / 2
+        mean, variance = (mean + batches.mean((0, 1))) / 2, (variance + batches.var((0, 1))) / 2
     return mean, variance
 
 

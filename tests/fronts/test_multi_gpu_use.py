@@ -239,7 +239,7 @@ class TestMisuse:
         for workers, gpus in ((1, 2), (2, 1)):
             monkeypatch.setattr(exchange, "find", lambda size=workers: types.SimpleNamespace(size=size))
             with pytest.raises(ConfigError, match=f"{model.layers[0].name} has {name}=True, and a tower sees its part"):
-                tower_train.multi_gpu_model(model, gpus=gpus)
+                tower_train.multi_gpu_model(model, gpus=gpus, batch_norm="tower")
 
     @pytest.mark.parametrize(
         "output",

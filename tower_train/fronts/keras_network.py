@@ -160,6 +160,8 @@ class _Network:
         if layer.axis in (-1, layer.input_spec.ndim - 1) and not getattr(layer, "renorm", False):
             self._moving |= {id(layer.moving_mean), id(layer.moving_variance)} if layer.trainable else set()
             self._replaced.append((layer, "call", lambda: functools.partial(self._normalize, layer)))
+        elif layer.synchronized:  # over all towers as others are, and by no strategy
+            self._replaced.append((layer, "synchronized", lambda: False))
 
     def _moment(self, v: keras.Variable, shape: Sequence[int], dtype: str) -> tf.Tensor:
         return tf.cast(tf.reshape(self._in_graph[id(v)], shape), dtype)

@@ -215,10 +215,13 @@ def mean(values: Sequence[tf.Tensor], what: str = "a mean over towers") -> list[
     means = meet(values, tower.towers.average, what)
 
     @tf.custom_gradient
-    def of_all(*_):
-        return [tf.identity(each) for each in means], lambda *grads: mean(grads, f"the gradient of {what}")
+    def of_all(*tensors):  # the means too, or variables that they were computed from would count as this function's
+        def gradient(*grads):
+            return *mean(grads, f"the gradient of {what}"), *(None for _ in grads)
 
-    return of_all(*values)
+        return [tf.identity(each) for each in tensors[len(values) :]], gradient
+
+    return of_all(*values, *means)
 
 
 def _plain_mean(of_towers: list[list[tf.Tensor]]) -> list[tf.Tensor]:

@@ -10,7 +10,9 @@ from tower_train.fronts.lockstep.model import TowerModel
 from tower_train.graph.devices import HOST
 
 
-def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_relocation: bool = False):
+def multi_gpu_model(
+    model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_relocation: bool = False, batch_norm: str = "global"
+):
     """Makes a model that computes as `model`, with every batch split over several devices.
 
     The arguments are those of the `keras.utils.multi_gpu_model` that TensorFlow removed. All training is Keras' own, by
@@ -34,6 +36,7 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
       cpu_merge: whether the towers' outputs are joined, and the loss is computed, on the CPU; if not, on the first
         tower's device.
       cpu_relocation: whether to move the template's weights to the CPU.
+      batch_norm: global: batches are normalised over all towers, as on one device; tower: each tower's by itself.
 
     Returns:
       A `TowerModel`.
@@ -43,6 +46,8 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
       RunError, WorkerError: as for tower_train.cluster.init.
     """
     _refuse(model)
+    if batch_norm not in ("global", "tower"):
+        raise errors.ConfigError(f"multi_gpu_model(batch_norm={batch_norm!r}): it must be 'global' or 'tower'.")
     placed = placement.place(gpus, "gpus")
     for variable in model.variables if cpu_relocation else ():
         if not variable.value.device.endswith("CPU:0"):
@@ -50,13 +55,13 @@ def multi_gpu_model(model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_r
                 compat.set_storage(variable, variable.numpy())
     merge_device, workers = HOST if cpu_merge else placed.towers[0], exchange.find()
     for layer in compat.sublayers(model) if len(placed.towers) * workers.size > 1 else ():
-        for name in ("stateful", "synchronized"):
+        for name in ("stateful", *(["synchronized"] if batch_norm == "tower" else [])):
             if getattr(layer, name, False):
                 raise errors.ConfigError(
                     f"multi_gpu_model: {layer.name} has {name}=True, and a tower sees its part of a batch only. Leave "
                     "that out, or train on one device: gpus=1."
                 )
-    return TowerModel(model, placed.towers, merge_device, workers)
+    return TowerModel(model, placed.towers, merge_device, workers, batch_norm)
 
 
 def _refuse(model) -> None:

@@ -8,7 +8,7 @@ import contextlib
 import contextvars
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -66,6 +66,8 @@ class Context:
       towers: number of towers, over all workers, that compute at a time and so normalise together.
       turn: of the tower on its device, 0 for the first.
       by_tower: whether each normalises by its own batch all the same.
+      mean: differentiable, tensors -> their means over all towers, in programs whose towers meet; None: by collectives.
+      graph: of the tower; None outside of towers.
       batch: examples of the tower; None outside of towers.
       batch_axes: for batch_axis.batch_axis, with the axes of the tower's input.
       epochs_seen: float64 scalar, the epochs seen before this step; None when nothing is trained.
@@ -82,6 +84,8 @@ class Context:
     towers: int = 1
     turn: int = 0
     by_tower: bool = False
+    mean: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]] | None = None
+    graph: tf.Graph | None = None
     batch: int | None = None
     batch_axes: Axes = dataclasses.field(default_factory=dict)
     epochs_seen: tf.Tensor | None = None
@@ -104,7 +108,8 @@ class Context:
         batches = {size for tensor in inputs if (size := tensor.shape[:1].num_elements())}
         tower = dataclasses.replace(
             self, tower=self.tower + index, turn=turn, batch=max(batches, default=None), draws=draws,
-            batch_axes={tensor.name: 0 for tensor in inputs}, statistics=[], normalized=[],
+            batch_axes={tensor.name: 0 for tensor in inputs}, graph=tf.compat.v1.get_default_graph(), normalized=[],
+            statistics=None if self.mean else [],
         )  # fmt: skip
         return entered(tower)
 

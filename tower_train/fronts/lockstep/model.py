@@ -22,10 +22,13 @@ class TowerModel(keras.Model):
     the template's own runs on one device. What it saves is the template, which can be loaded anywhere.
     """
 
-    def __init__(self, template: keras.Model, towers: tuple[str, ...], merge_device: str, exchange: Exchange = ALONE):
+    def __init__(
+        self, template: keras.Model, towers: tuple[str, ...], merge_device: str, exchange: Exchange = ALONE,
+        batch_norm: str = "global",
+    ):  # fmt: skip
         super().__init__(name=f"parallel_{template.name}", dtype=template.dtype_policy)
         self.template, self.towers = template, towers
-        self._merge_device, self.exchange = merge_device, exchange
+        self._merge_device, self.exchange, self._batch_norm = merge_device, exchange, batch_norm
         self._train = fit.own if compat.is_overridden(template, "train_step") else fit.train
         self.built, self._compiled = template.built, compat.compiled(template)
         together.begin(exchange, template, len(towers))
@@ -72,9 +75,13 @@ class TowerModel(keras.Model):
           ConfigError: too few examples.
           GraphError: the towers differ by more than rounding; the message names the variable.
         """
-        several = TowerModel(self.template, self.towers * self.exchange.size, self._merge_device)
+        several = TowerModel(
+            self.template, self.towers * self.exchange.size, self._merge_device, ALONE, self._batch_norm
+        )
         rehearsed = functools.partial(Rehearsal, self.template, self._train)
-        return proof.compare_steps(several, self.template, (x, y, sample_weight), len(several.towers), rehearsed)
+        is_by_tower = self._batch_norm == "tower"
+        data = x, y, sample_weight
+        return proof.compare_steps(several, self.template, data, len(several.towers), rehearsed, is_by_tower)
 
     @property
     def trained_variables(self) -> list[keras.Variable]:
@@ -129,7 +136,9 @@ class TowerModel(keras.Model):
             self._optimizers = Rehearsal(self.template, program, data).optimizers or None  # none of an evaluation
             together.synchronize(self.exchange, self.trained_variables)
         self.exchange.begin("evaluation" if program is fit.test else "training", data)
-        step = Step(self.template, data, self.towers, self._merge_device, self.exchange, self._is_compiled)
+        step = Step(
+            self.template, data, self.towers, self._merge_device, self.exchange, self._is_compiled, self._batch_norm
+        )
         returned = step.run(program)
         if program is not fit.own:
             return returned[0]

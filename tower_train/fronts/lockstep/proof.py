@@ -35,7 +35,7 @@ def _without_remarks() -> Iterator[None]:
 @_without_remarks()
 def compare_steps(
     towers: keras.Model, alone: keras.Model, data: Sequence, count: int,
-    rehearse: Callable[[Any], Rehearsal],
+    rehearse: Callable[[Any], Rehearsal], is_by_tower: bool = False,
 ) -> str:  # fmt: skip
     """Compares two steps of a model's towers with two of one device, and leaves the model as it was.
 
@@ -46,6 +46,7 @@ def compare_steps(
       data: x, y, sample_weight, as `fit` takes them.
       count: of the towers.
       rehearse: batch -> the rehearsal of a step on it.
+      is_by_tower: whether each tower normalises its own batch.
 
     Returns:
       A line for people.
@@ -55,7 +56,7 @@ def compare_steps(
       GraphError: a variable differs by more than rounding.
     """
     norms = [each for each in compat.sublayers(alone) if isinstance(each, keras.layers.BatchNormalization)]
-    normalizes = any(each.trainable for each in norms)
+    normalizes = is_by_tower and any(each.trainable for each in norms)
     rows = _rows(data, count, normalizes)
     of_optimizers = [variable for each in rehearse(rows).optimizers for variable in each.variables]
     variables = list({id(v): v for v in [*alone.variables, *of_optimizers, *alone.metrics_variables]}.values())

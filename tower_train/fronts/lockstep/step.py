@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tower_train import console, errors
+from tower_train import console, errors, normalization
 from tower_train.fronts import compat, meeting
 from tower_train.fronts.keras_building import output_names
 from tower_train.fronts.lockstep import parts
@@ -24,7 +24,7 @@ from tower_train.fronts.lockstep.draws import drawn_for_more, rows_of_draw
 from tower_train.fronts.lockstep.exchange import Exchange
 from tower_train.fronts.lockstep.scope import TowerScope
 from tower_train.fronts.meeting import Tower
-from tower_train.graph import gradients, xla
+from tower_train.graph import context, gradients, xla
 from tower_train.graph.devices import HOST
 from tower_train.graph.gradients import GradientsAndVariables
 from tower_train.graph.random_state import ancestors
@@ -68,7 +68,7 @@ class Step:
 
     def __init__(
         self, model: keras.Model, data, devices: Sequence[str], merge_device: str, exchange: Exchange,
-        is_compiled: bool = False,
+        is_compiled: bool = False, batch_norm: str = "global",
     ):  # fmt: skip
         self._model, self._exchange, self._device, self._is_compiled = model, exchange, merge_device, is_compiled
         here, count = len(devices), len(devices) * exchange.size
@@ -76,6 +76,7 @@ class Step:
         self._added_losses: list[dict[int, set]] = [{} for _ in devices]
         self._scopes = [_StepScope() for _ in devices]
         self._is_alone, self._is_weighted, self._is_first_turn = count == 1, False, True
+        self._normalizes_by_tower = batch_norm == "tower"
         # Those of layers whose assignments are the same whatever the examples, or averages.
         known = (keras.layers.BatchNormalization, keras.layers.SpectralNormalization)
         layers = [each for each in compat.sublayers(model) if isinstance(each, known)]
@@ -93,7 +94,10 @@ class Step:
             self.meet(None, lambda _: None, "the end of the step")
             return result
 
-        with _entered(self):
+        with _entered(self), normalization.over_towers(), contextlib.ExitStack() as stack:
+            for layer in compat.sublayers(self._model):
+                if getattr(layer, "synchronized", False):  # over all towers as others are, and by no strategy
+                    stack.enter_context(compat.replaced(layer, "synchronized", False))
             returned = self._towers.run(to_the_end)
         if self._is_compiled:
             xla.leave_out_other_devices(tf.compat.v1.get_default_graph())
@@ -104,8 +108,16 @@ class Step:
         cuts, program = self._parts[tower.place].cuts, type(self._model).__name__ if not self._is_alone else ""
         is_off = lambda: meeting.current() is None  # noqa: E731
         drawn = drawn_for_more(functools.partial(rows_of_draw, cuts), program, itertools.count(), is_off)
-        compiled = xla.compiled(self._is_compiled, tower.device, "tower")
-        with tf.name_scope(f"tower_{tower.index}/"), self._scopes[tower.place], drawn, compiled:
+        leaves = [leaf for leaf in tf.nest.flatten(self._parts[tower.place].data, True) if tf.is_tensor(leaf)]
+        inputs = [leaf for leaf in leaves if leaf.shape.rank]
+        of_all = context.Context(towers=tower.count, by_tower=self._normalizes_by_tower, mean=_mean_of_all)
+        with (
+            tf.name_scope(f"tower_{tower.index}/"),
+            self._scopes[tower.place],
+            drawn,
+            of_all.enter_tower(inputs=inputs),
+            xla.compiled(self._is_compiled, tower.device, "tower"),
+        ):
             yield
 
     @contextlib.contextmanager
@@ -396,6 +408,23 @@ def _joined(step: Step, mine, whole):
     attached = compat.attached(mine)
     compat.attach(copy, {name: _joined(step, attached[name], each) for name, each in compat.attached(whole).items()})
     return copy
+
+
+def _mean_of_all(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the means over the examples of all towers, as batch normalisation needs; their gradients are exact."""
+    step, values, what = _running(), list(values), "batch normalisation"
+    means = meeting.meet(values, lambda asked: step.totals(list(zip(*asked, strict=True))), what)
+
+    @tf.custom_gradient
+    def of_all(*tensors):
+        def gradient(*grads):
+            merge = lambda asked: [step.gradient_of_mean(each) for each in zip(*asked, strict=True)]  # noqa: E731
+            of_towers, place = meeting.meet(grads, merge, f"the gradient of {what}"), meeting.current().place
+            return *(each[place] for each in of_towers), *(None for _ in grads)
+
+        return [tf.identity(each) for each in tensors[len(values) :]], gradient
+
+    return of_all(*values, *means)
 
 
 def weighted(loss: tf.Tensor) -> tf.Tensor:

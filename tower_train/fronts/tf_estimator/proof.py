@@ -65,6 +65,7 @@ def check(estimator: Estimator, input_fn: Callable) -> str:
             one = train(1, alike=False)
         except NonFiniteLossError:
             return rounding.not_finite(count)
+        one.normalizes &= config.batch_norm == "tower"
         if one.normalizes:
             one = train(1, True, one.first)
         several = train(count, one.normalizes, one.first)

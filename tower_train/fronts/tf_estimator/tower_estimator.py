@@ -47,7 +47,8 @@ class Estimator(library.estimator.Estimator):
         return placed
 
     def train(self, input_fn, hooks=None, steps=None, max_steps=None, saving_listeners=None) -> "Estimator":
-        training = Training(self._placed, workers.join(self._config, self._placed))
+        cluster = workers.join(self._config, self._placed)
+        training = Training(self._placed, cluster, self._config.batch_norm)
         open_session = functools.partial(workers.open_session, training, max_steps)
         with contextlib.ExitStack() as stack:
             stack.enter_context(compat.replaced(self, "_training", training))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
-from tower_train import errors
+from tower_train import errors, normalization
 from tower_train.fronts import compat, meeting
 from tower_train.fronts.lockstep import parts
 from tower_train.fronts.lockstep.draws import drawn_for_more, rows_of_draw
@@ -17,7 +17,7 @@ from tower_train.fronts.meeting import Tower
 from tower_train.fronts.tf_estimator import training as trainings
 from tower_train.fronts.tf_estimator.library import api
 from tower_train.fronts.tf_estimator.training import Training
-from tower_train.graph import random_state
+from tower_train.graph import context, random_state
 from tower_train.graph.devices import HOST
 
 v1 = tf.compat.v1
@@ -86,7 +86,7 @@ class ModelTowers:
             self._only_by_the_first(variable)
         if mode == api.ModeKeys.TRAIN:
             self._training.before_update = self._assign_noted
-        with trainings.entered(self._training):
+        with trainings.entered(self._training), normalization.over_towers():
             specs = self._towers.run(lambda tower: model_fn(*self._batches[tower.place]))
         spec, num_towers = specs[0], self._training.num_towers
         if mode != api.ModeKeys.TRAIN:
@@ -143,12 +143,22 @@ class ModelTowers:
             stack.enter_context(compat.fresh_layer_names())  # so that a checkpoint fits each graph of a model
             stack.enter_context(compat.intercepted_assignments(assign_later))
             draws = stack.enter_context(self._drawn_by_example(features, tower))
+            stack.enter_context(self._normalizing(tower))
             if tower.place:
                 stack.enter_context(v1.name_scope(f"tower_{tower.place}/"))
             stack.enter_context(tf.variable_creator_scope(self._creator(tower, draws)))
             scope, getter = v1.get_variable_scope(), functools.partial(self._get, tower)
             stack.enter_context(v1.variable_scope(scope, reuse=reuse, custom_getter=getter))
             yield
+
+    def _normalizing(self, tower: Tower):
+        """Lets TensorFlow's functions that normalise a batch do it over all towers, of a training."""
+        batch = self._batches[tower.place] if self._training.num_towers > 1 else ()
+        inputs = [each for each in tf.nest.flatten(batch, expand_composites=True) if tf.is_tensor(each)]
+        mean = functools.partial(meeting.mean, what="batch normalisation")
+        by_tower = self._training.batch_norm == "tower"
+        of_all = context.Context(towers=tower.count if inputs else 1, by_tower=by_tower, mean=mean)
+        return of_all.enter_tower(inputs=inputs)
 
     def _drawn_by_example(self, features, tower: Tower):
         """As drawn_for_more, of the rows that a tower's tensors have among those of all towers, whose batches are as

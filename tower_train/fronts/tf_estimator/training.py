@@ -40,6 +40,7 @@ class Training:
     Args:
       placed: this worker's devices.
       cluster: of several workers.
+      batch_norm: as in RunConfig.
 
     Attributes:
       worker, num_towers: the index of this worker, and the number of all workers' towers.
@@ -56,7 +57,8 @@ class Training:
     before_update: Callable[[], list[tf.Operation]] = staticmethod(list)
     num_updates = 0
 
-    def __init__(self, placed: Devices, cluster: Cluster | None = None):
+    def __init__(self, placed: Devices, cluster: Cluster | None = None, batch_norm: str = "global"):
+        self.batch_norm = batch_norm
         self.cluster, self.worker, workers = cluster, cluster.rank if cluster else 0, cluster.size if cluster else 1
         self.num_towers, self.name = len(placed.towers) * workers, f"training {next(_trainings) if cluster else 0}"
         self.all_reduce = AllReduce((HOST,), "collective", num_workers=workers, name=self.name)

@@ -26,17 +26,22 @@ class RunConfig(library.run_config.RunConfig):
       num_gpus: towers that train; None for one.
       gpus: the ids of the GPUs that carry them, instead of num_gpus.
       worker_timeout_secs: seconds without a heartbeat after which another worker counts as missing.
+      batch_norm: global: batches are normalised over all towers, as on one device; tower: each tower's by itself.
     """
 
     def __init__(
         self, *args, num_gpus: int | None = None, gpus: Sequence[int] | None = None,
-        worker_timeout_secs: float = Config.worker_timeout_secs, **kwargs,
+        worker_timeout_secs: float = Config.worker_timeout_secs, batch_norm: str = "global", **kwargs,
     ):  # fmt: skip
+        if batch_norm not in ("global", "tower"):
+            raise errors.ConfigError(f"RunConfig(batch_norm={batch_norm!r}): it must be 'global' or 'tower'.")
+        self._batch_norm = batch_norm
         self._num_gpus, self._gpus, self._worker_timeout_secs = num_gpus, gpus, worker_timeout_secs
         super().__init__(*args, **kwargs)
 
     num_gpus = property(lambda self: self._num_gpus)
     gpus = property(lambda self: self._gpus)
+    batch_norm = property(lambda self: self._batch_norm)
     worker_timeout_secs = property(lambda self: self._worker_timeout_secs)
 
     @property
@@ -53,7 +58,13 @@ class RunConfig(library.run_config.RunConfig):
         return [device.device_index for device in strategys if device.device_type == "GPU"] or len(names)
 
     def replace(self, **changes) -> "RunConfig":
-        allowed = [*library.run_config._DEFAULT_REPLACEABLE_LIST, "num_gpus", "gpus", "worker_timeout_secs"]
+        allowed = [
+            *library.run_config._DEFAULT_REPLACEABLE_LIST,
+            "num_gpus",
+            "gpus",
+            "worker_timeout_secs",
+            "batch_norm",
+        ]
         return self._replace(copy.deepcopy(self), allowed, **changes)
 
     def _init_distributed_setting_from_environment_var(self, tf_config: dict) -> None:

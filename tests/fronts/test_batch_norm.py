@@ -1,0 +1,96 @@
+"""Batch normalisation of Keras models and Estimators on towers, against plain Keras and one device, in float64."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tower_train
+from tower_train import estimator as tf_estimator
+
+v1, L = tf.compat.v1, keras.layers
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(1, 2, [46, 4, 4, 3]), RNG.integers(0, 4, 46)
+
+
+class Own(keras.Sequential):
+    """With a train_step of its own."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            outputs = self(x, training=True)
+            loss = keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True))
+        gradients = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
+        return {"loss": loss}
+
+
+def fitted(cls, gpus, **options):
+    """Weights after three steps, of which the last has fewer examples; gpus: 0 for plain Keras."""
+    keras.utils.set_random_seed(1)
+    norms = L.BatchNormalization(momentum=0.5), L.BatchNormalization(axis=1, synchronized=True, scale=False)
+    norms = norms if gpus else (norms[0], L.BatchNormalization(axis=1, scale=False))  # that needs a strategy
+    hidden = [L.Conv2D(4, 2), norms[0], L.ReLU(), norms[1], L.Dropout(0.2), L.Flatten(), L.Dense(4)]
+    model = cls([keras.Input([4, 4, 3]), *hidden])
+    trained = tower_train.multi_gpu_model(model, gpus=gpus, **options) if gpus else model
+    keras.utils.set_random_seed(2)
+    trained.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    trained.fit(X, Y, batch_size=16, shuffle=False, verbose=0)
+    return model.get_weights()
+
+
+@pytest.mark.parametrize("cls", [keras.Sequential, Own])
+def test_keras_models_train_what_plain_keras_trains(float64, cls):
+    expected = fitted(cls, 0)
+    for gpus in (1, 3):
+        for found, value in zip(fitted(cls, gpus), expected, strict=True):
+            np.testing.assert_allclose(found, value, rtol=1e-9, atol=1e-12)
+
+
+def test_a_model_that_is_normalised_by_tower_does_not(float64):
+    with pytest.raises(tower_train.errors.ConfigError, match="synchronized=True"):
+        fitted(keras.Sequential, 3, batch_norm="tower")
+    with pytest.raises(tower_train.errors.ConfigError, match="must be 'global' or 'tower'"):
+        fitted(keras.Sequential, 3, batch_norm="none")
+
+
+def by_moments(x, training):
+    mean, variance = tf.nn.moments(x, [0, 1, 2])
+    return (x - mean) * tf.math.rsqrt(variance + 1e-3)
+
+
+def by_fused_operation(x, training):
+    """As Keras 2 calls it, in float32; its moving variance is divided by n - 1."""
+    return tf.cast(tf_keras.layers.BatchNormalization(momentum=0.5)(tf.cast(x, tf.float32), training), tf.float64)
+
+
+def by_keras(x, training):
+    return tf.keras.layers.BatchNormalization(momentum=0.5, dtype="float64")(x, training=training)
+
+
+@pytest.mark.parametrize(
+    ("normalized", "tolerance"), [(by_moments, 1e-9), (by_fused_operation, 1e-5), (by_keras, 1e-9)]
+)
+def test_estimators_train_what_one_device_trains(tmp_path, normalized, tolerance):
+    def model_fn(features, labels, mode):
+        x = normalized(tf.nn.conv2d(features, v1.get_variable("k", [2, 2, 3, 5], tf.float64), 1, "VALID"), True)
+        logits = tf.reduce_mean(tf.nn.relu(x), [1, 2]) @ v1.get_variable("w", [5, 4], tf.float64)
+        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
+        update = v1.train.GradientDescentOptimizer(0.1).minimize(loss, v1.train.get_global_step())
+        return tf_estimator.EstimatorSpec(
+            mode, loss=loss, train_op=tf.group(update, v1.get_collection(v1.GraphKeys.UPDATE_OPS))
+        )
+
+    def train(towers, **options):
+        config = tf_estimator.RunConfig(num_gpus=towers, tf_random_seed=1, **options)
+        made = tf_estimator.Estimator(model_fn, str(tmp_path / f"{towers} {options}"), config)
+        rows = lambda: tf.data.Dataset.from_tensor_slices((X, Y)).batch(12 // towers).repeat()  # noqa: E731
+        made.train(rows, steps=3)
+        return {name: made.get_variable_value(name) for name in made.get_variable_names()}
+
+    one, several, by_tower = train(1), train(3), train(3, batch_norm="tower")
+    for name, value in one.items():
+        np.testing.assert_allclose(several[name], value, rtol=tolerance, atol=tolerance / 10, err_msg=name)
+    assert np.abs(by_tower["k"] - one["k"]).max() > 1e-4
