@@ -130,7 +130,7 @@ def test_a_run_from_python_is_evaluated_with_its_workload_named_and_on_other_dat
     assert found.data == "toy test"
 
 
-def test_labels_without_names_and_more_than_200_classes_have_no_confusion_matrix(run, tmp_path):
+def test_labels_without_names_and_more_than_200_classes_have_no_confusion_matrix(tmp_path):
     def named(count):
         names = tuple(f"class {i}" for i in range(count))
         return lambda request: dataclasses.replace(toy_workload.load(request), class_names=names)
@@ -140,7 +140,8 @@ def test_labels_without_names_and_more_than_200_classes_have_no_confusion_matrix
     )
     jobs.train_toy(tmp_path, max_steps=1, workload=many)
     nameless = dataclasses.replace(toy_workload.WORKLOAD, examples=named(0))
-    for found in (evaluate(run, nameless), evaluate(tmp_path, many)):
+    jobs.train_toy(tmp_path / "nameless", max_steps=1, workload=nameless)
+    for found in (evaluate(tmp_path / "nameless", nameless), evaluate(tmp_path, many)):
         assert (found.confusion, found.class_names, found.num_examples) == (None, (), 50)
 
 

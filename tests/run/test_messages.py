@@ -19,7 +19,7 @@ import toy_workload
 from tower_train import Config, train
 from tower_train.graph import transfer
 from tower_train.inference import evaluator
-from tower_train.run import actions, messages
+from tower_train.run import actions, messages, training
 
 # The original's format: '%s: step %d, loss = %.2f (%.1f examples/sec; %.3f sec/batch)', with more digits below 1
 LOG_LINE = re.compile(
@@ -106,7 +106,7 @@ def test_a_small_loss_has_digits_that_count(loss, text):
 def test_examples_per_sec_covers_the_steps_of_all_towers_since_the_last_line_and_no_evaluation(tmp_path, monkeypatch):
     """Of the first steps of a start too, also of a resumed one; by a clock that only steps and evaluations move."""
     clock, evaluate = types.SimpleNamespace(seconds=1000.0), evaluator.Evaluator.evaluate
-    monkeypatch.setattr(actions, "time", types.SimpleNamespace(perf_counter=lambda: clock.seconds))
+    monkeypatch.setattr(training, "time", types.SimpleNamespace(perf_counter=lambda: clock.seconds))
 
     class Passing(tf.compat.v1.train.SessionRunHook):
         def __init__(self, secs_of_step):
