@@ -65,9 +65,9 @@ def test_dropout_and_noise_are_those_of_one_device(float64):
 
 
 @pytest.mark.parametrize("examples", [7, 2])
-def test_batch_normalisation_averages_move_to_the_mean_over_examples(examples):
+def test_batch_normalisation_averages_by_tower_move_to_the_mean_over_examples(examples):
     model = keras.Sequential([keras.Input([2]), layers.BatchNormalization(momentum=0.9)])
-    parallel = tower_train.multi_gpu_model(model, gpus=3)
+    parallel = tower_train.multi_gpu_model(model, gpus=3, batch_norm="tower")
     parallel.compile("sgd", "mse")
     x, _ = data(examples, 2)
     parallel.train_on_batch(x, x)

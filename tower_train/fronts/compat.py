@@ -79,7 +79,9 @@ def thread_state() -> Callable[[], contextlib.AbstractContextManager]:
 
     @contextlib.contextmanager
     def inherited() -> Iterator[None]:
-        vars(global_state.GLOBAL_STATE_TRACKER).update(of_keras)
+        # Towers that meet within a layer are at different depths of stacks such as that of name scopes.
+        own = {name: value[:] if isinstance(value, list) else value for name, value in of_keras.items()}
+        vars(global_state.GLOBAL_STATE_TRACKER).update(own)
         vars(summary_ops_v2._summary_state).update(of_summaries)
         with tf.Graph.as_default(graph):  # not FuncGraph's, which changes what all threads share
             for name, stack in stacks.items():
