@@ -93,7 +93,7 @@ class Examples:
 
     @property
     def class_counts(self) -> list[int] | None:
-        """How many examples each class has, if there are names of classes and all labels are at hand."""
+        """Returns the number of examples of each class, if classes have names and all labels are at hand; else None."""
         if self.labels is None or not self.class_names:
             return None
         is_one = self.labels.ndim == 1  # not of several at once

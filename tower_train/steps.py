@@ -1,5 +1,5 @@
-"""What a `train_step` of a Keras model's own may say to the towers of multi_gpu_model: that it needs the rows of the
-whole batch, and what is done once. On one device both do nothing.
+"""Calls for a Keras model's own `train_step` in the towers of multi_gpu_model: `join` gives it the rows of the whole
+batch, `once` does something once. On one device both do nothing.
 
 from tower_train import steps
 """

@@ -17,8 +17,9 @@ _FLOPS = {
 
 
 def of(options, on_gpu: bool = False) -> list[Side]:
-    """Returns the rivals of a model: Keras for the tutorial's network and those of cifar10_94, the published script for
-    the tutorial's only, for cifar10_94 itself each PyTorch that is installed or in TORCH_PATHS; for others none."""
+    """Returns the rivals of a model: Keras for the tutorial's network and those of cifar10_94; for these two PyTorch
+    too, and for the tutorial's the published script; none for others. on_gpu: whether sides that compile by default
+    have one beside them that does not, and PyTorch one that does."""
 
     def rival(name, module, label, num_devices=1, dtype="float32", is_quick=False, **arguments) -> Side:
         return Side(name, f"{__name__}.{module}:train", arguments, num_devices, dtype, is_quick, label)

@@ -44,6 +44,27 @@ def test_every_side_is_measured_once_a_round_in_an_order_that_changes():
         measured(log, live, failing="b")
 
 
+@pytest.mark.parametrize(("together", "expected"), [(False, [1, 2, 3]), (True, [3, 3, 3])])
+def test_sides_start_one_after_the_other_or_at_once(together, expected):
+    """--start_together: all processes are there before the first one answers."""
+    live, at_answers = set(), []
+
+    @contextlib.contextmanager
+    def start(side):
+        live.add(side.name)
+        told = {"first_step_secs": 3.0, "examples_per_step": 8, "peak_bytes": 1000, "card_bytes": 0}
+
+        def answer():
+            at_answers.append(len(live))
+            return told
+
+        done = {"steps": 10, "seconds": 0.5, "idle_secs": 1.0, "idle_cpu_secs": 0.0}
+        yield types.SimpleNamespace(answer=answer, measure=lambda seconds: done, stop=lambda: told)
+
+    measure.in_rounds([Side(name, "module:train") for name in "abc"], start, 1, 0.5, together)
+    assert at_answers == expected
+
+
 SCRIPTS = {  # what stands for Python in some of the processes
     "stuck": "#!/bin/sh\necho this takes for ever >&2\nexec sleep 1000\n",
     "fatal": "#!/bin/sh\nkill -ABRT $$\n",

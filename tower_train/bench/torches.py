@@ -19,23 +19,17 @@ def torch_sides(network: str, about: dict, is_on_gpu: bool) -> list[Side]:
     """
     sides = []
     for version, packages in torches():
-        for compiled in (False, True) if is_on_gpu else (False,):
+        for form in ("", "compiled") if is_on_gpu else ("",):
             for dtype in ("float32", "bfloat16"):
-                name = f"torch {version}{'/compiled' * compiled}"
-                label = f"PyTorch {version}{', compiled' * compiled}"
-                arguments = dict(network=network, about=about, autocast=dtype != "float32", compiled=compiled)
+                parts = list(filter(None, [version, form, dtype if dtype != "float32" else ""]))
+                arguments = dict(network=network, about=about, autocast=dtype != "float32", compiled=bool(form))
                 sides.append(
                     Side(
-                        f"{name}/bfloat16" if dtype != "float32" else name,
-                        "tower_train.bench.torch_fit:train",
-                        arguments,
-                        dtype=dtype,
-                        is_quick=not compiled,
-                        label=f"{label}, bfloat16" if dtype != "float32" else label,
-                        packages=packages,
+                        f"torch {'/'.join(parts)}", "tower_train.bench.torch_fit:train", arguments, dtype=dtype,
+                        is_quick=not form, label=f"PyTorch {', '.join(parts)}", packages=packages,
                         without_tensorflow=True,
-                    )  # fmt: skip
-                )
+                    )
+                )  # fmt: skip
     return sides
 
 

@@ -26,7 +26,7 @@ _MOST_CHANNELS = 16  # of a preparation that mixes them
 
 
 class _Preparation(NamedTuple):
-    """What a workload's `prepare` does to raw features [batch, ..., channels]: features @ matrix + offset."""
+    """The effect of a workload's `prepare` on raw features [batch, ..., channels]: features @ matrix + offset."""
 
     shape: tuple[int, ...]  # of an example's raw features
     matrix: np.ndarray  # [channels, channels], or [channels] if it is diagonal

@@ -145,7 +145,8 @@ def _compared(before: dict, now: dict, workload_options: Options | None):
         for field in dataclasses.fields(options) if options else ():
             rule, old = field.metadata["resume"], before.get(part, {})
             was = old.get(field.name, field.default)  # an option that did not exist had no effect, as by default
-            if rule != "free" and old and was != "auto":  # which is then what the run has chosen
+            is_open = field.name not in old and was == "auto"  # its value now is what this start has chosen
+            if rule != "free" and old and not is_open:
                 yield rule, f"--{field.name}", was, now[part][field.name]
     for name, old in before["data"].items():  # after the options that change them
         if name in ("name", "fingerprint"):

@@ -1,4 +1,4 @@
-"""What Keras 2 took and Keras 3 refuses: names of arguments, of methods and of metrics, in a program of Keras."""
+"""Names of Keras 2 that Keras 3 refuses: of arguments, methods and metrics, in a program of Keras."""
 
 import functools
 

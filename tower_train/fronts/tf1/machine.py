@@ -1,4 +1,4 @@
-"""How sessions of TensorFlow 1's programs use this machine: queues on the host, GPUs that are not there, workers."""
+"""Sessions of TensorFlow 1's programs on this machine: queues on the host, GPUs that are not there, workers."""
 
 import functools
 import importlib

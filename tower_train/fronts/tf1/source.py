@@ -32,7 +32,7 @@ class Use:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """What a program's files say."""
+    """The names in a program's files."""
 
     uses: list[Use]
     words: set[str]  # all names and short texts in them

@@ -48,7 +48,7 @@ class OneDeviceStrategy(MirroredStrategy):
 
 
 class DistributeConfig(types.SimpleNamespace):
-    """What a RunConfig's experimental_distribute takes."""
+    """The value of a RunConfig's experimental_distribute."""
 
     def __init__(self, train_distribute=None, eval_distribute=None, remote_cluster=None):
         super().__init__(

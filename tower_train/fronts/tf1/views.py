@@ -1,4 +1,4 @@
-"""What `import tensorflow`, `import keras` and `import horovod` give to a program, and to it alone."""
+"""The modules that a program, and it alone, gets from `import tensorflow`, `import keras` and `import horovod`."""
 
 import builtins
 import functools
