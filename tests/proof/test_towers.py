@@ -177,6 +177,12 @@ def test_hooks_find_what_the_network_keeps_in_the_graph_that_is_trained(tmp_path
     assert fetched == [(8, 3)]
 
 
+@pytest.mark.parametrize("jit_compile", ["never", "always"])
+def test_the_line_says_that_compiled_towers_were_compared_without_xla(jit_compile):
+    outcome = trainings.compared(Workload("plain", lambda _: EXAMPLES, plain), EXAMPLES, jit_compile=jit_compile)
+    assert ("not compiled as the run is" in outcome.line) == (jit_compile == "always")
+
+
 def test_a_run_compares_once_for_a_number_of_towers(tmp_path, capsys):
     def start(steps, **options):
         jobs.train_toy(tmp_path, max_steps=steps, check_towers="auto", **options)

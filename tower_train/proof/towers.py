@@ -46,6 +46,7 @@ class Outcome:
       turns: batches of a tower, one after the other, which are normalised each by itself; else 1.
       seconds: that it took.
       by_tower: the largest difference with --batch_norm=tower, if that is how the run trains.
+      is_compiled: whether XLA compiles the run's towers, as it does not those that were compared.
       differs: what differs, and where that begins; empty if nothing does.
       undecided: why nothing can be told; empty if something can.
       not_float64: the error that float64 meets; empty if there is none.
@@ -60,6 +61,7 @@ class Outcome:
     turns: int
     seconds: float
     by_tower: Gap | None = None
+    is_compiled: bool = False
     differs: str = ""
     undecided: str = ""
     not_float64: str = ""
@@ -75,6 +77,7 @@ class Outcome:
         about = f"{self.steps} steps of {self.examples} examples, {self.dtype}"
         if self.normalizes and not self.by_tower:
             about += f", batch normalisation over all towers{' turn by turn' if self.turns > 1 else ''}"
+        about += ", not compiled as the run is" if self.is_compiled else ""
         about, count = f"({about}; {self.seconds:.1f} s){why}", self.towers // self.turns
         if self.by_tower:
             return (
@@ -173,7 +176,10 @@ def compare_towers(workload: Workload, examples: Examples, config: Config, graph
             raise first
         return f"*** towers: not compared with one, as a step of few examples fails ({errors.reason(first)})."
     not_float64 = errors.reason(refusals[0]) if refusals else ""
-    outcome = dataclasses.replace(outcome, seconds=time.perf_counter() - began, not_float64=not_float64)
+    outcome = dataclasses.replace(
+        outcome, seconds=time.perf_counter() - began, not_float64=not_float64,
+        is_compiled=config.jit_compile == "always",
+    )  # fmt: skip
     if outcome.differs and not config.allow_differences:
         raise errors.GraphError(
             f"workload {workload.name}: {outcome.differs}{f' In float64: {not_float64}.' if not_float64 else ''}\n"
