@@ -144,7 +144,8 @@ def smaller(words, places):
     given = dict(re.findall(r"^--(\w+)=(.*)$", "\n".join(words), re.MULTILINE))
     if words[0] == "tower_train":
         changed = {"max_steps": 1, "batch_size": 2, "epochs": None, "eval_at_end": False, "check_towers": "never"}
-        changed |= {"num_gpus": 2} if "num_gpus" in given else {}
+        is_deep = given.get("network", "").startswith("EfficientNet")  # of which a tower takes ten seconds to build
+        changed |= {"num_gpus": 1 if is_deep else 2} if "num_gpus" in given else {}
         changed |= {"log_every_steps": 1} | ({"eval_every_steps": 1} if "--keep_best" in words else {})
     elif words[0] == "cifar10.multi_gpu_train":
         changed = {"max_steps": 1, "batch_size": 2}
