@@ -6,8 +6,10 @@ exact gradients, so that N towers are one. So are tf.nn.moments and fused_batch_
 """
 
 import contextlib
+import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 from tensorflow.python.ops import nn, nn_impl
@@ -227,29 +229,44 @@ def notes(tower: context.Context) -> list[str]:
     return []
 
 
-@contextlib.contextmanager
-def over_towers() -> Iterator[None]:
+class _Replaced:
+    """TensorFlow's functions that normalise, replaced as long as a block in any thread wants it."""
+
+    def __init__(self):
+        self._lock, self._blocks, self._plain = threading.Lock(), 0, []
+
+    def __enter__(self):
+        with self._lock:
+            self._blocks += 1
+            if self._blocks > 1:
+                return
+            replacements = {"moments": _moments, "fused_batch_norm": _fused_batch_norm}
+            modules = (nn_impl, nn, v1.nn)  # tf.nn.moments calls that of nn_impl
+            self._plain = [(module, name, getattr(module, name)) for module in modules for name in replacements]
+            for module, name, plain in self._plain:
+                setattr(module, name, functools.partial(replacements[name], plain))
+
+    def __exit__(self, *_):
+        with self._lock:
+            self._blocks -= 1
+            for module, name, plain in self._plain if not self._blocks else ():
+                setattr(module, name, plain)
+
+
+_REPLACED = _Replaced()
+
+
+def over_towers() -> contextlib.AbstractContextManager:
     """Lets TensorFlow's functions that normalise do so over all towers within this block, where they do it over a
-    tower's batch."""
-    replacements = {"moments": _moments, "fused_batch_norm": _fused_batch_norm}
-    modules = (nn_impl, nn, v1.nn)  # tf.nn.moments calls that of nn_impl
-    before = [(module, name, getattr(module, name)) for module in modules for name in replacements]
-    for module, name, plain in before:
-        setattr(module, name, _with_plain(replacements[name], plain))
-    try:
-        yield
-    finally:
-        for module, name, plain in before:
-            setattr(module, name, plain)
-
-
-def _with_plain(function: Callable, plain: Callable) -> Callable:
-    return lambda *args, **kwargs: function(plain, *args, **kwargs)
+    tower's batch. Outside of towers, as in another thread, they stay as they are."""
+    return _REPLACED
 
 
 def _is_of_batch(inputs: tf.Tensor, axes: Sequence[int]) -> bool:
     """Notes that a tensor is normalised over these axes; returns whether that is over the batches of several towers."""
     tower, graph = context.current(), v1.get_default_graph()
+    if tower.graph is None:  # no tower; perhaps eager
+        return False
     # In a branch, a loop or a function a tower may be alone.
     is_alone = not (graph is inputs.graph is tower.graph) or graph._get_control_flow_context() is not None
     if is_alone or batch_axis(inputs, tower.batch, tower.batch_axes) not in axes:

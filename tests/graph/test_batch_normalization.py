@@ -1,13 +1,15 @@
 """Batch normalisation against numpy: its outputs, its moving statistics, its gradient, and N towers of it."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
 import tensorflow as tf
 import trainings
+from tensorflow.python.ops import nn_impl
 
-from tower_train import layers
+from tower_train import layers, normalization
 from tower_train.graph import context
 from tower_train.workload import Examples, Workload
 
@@ -292,3 +294,17 @@ def test_a_layer_takes_one_collective_forwards_and_one_backwards(options, count)
         ops = [op.name for op in built.graph.get_operations() if op.type.startswith("Collective")]
     assert len([name for name in ops if name.startswith("tower_1/")]) == 2 * count  # of two layers
     assert any("by its own batch" in note for note in built.notes) == ("batch_norm" in options)
+
+
+def test_tensorflows_own_functions_are_as_before_after_blocks_that_overlap_and_serve_eager_programs_meanwhile():
+    """As blocks of two threads do."""
+    plain, first, second = tf.nn.moments, normalization.over_towers(), normalization.over_towers()
+    values = np.array([[1.0, 2.0], [3.0, 6.0]])
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    mean, variance = v1.nn.moments(tf.constant(values), [0])
+    second.__exit__(None, None, None)
+    np.testing.assert_allclose([mean, variance], [values.mean(0), values.var(0)])
+    replaced = (getattr(module, name) for module in (v1.nn, nn_impl) for name in ("moments", "fused_batch_norm"))
+    assert tf.nn.moments is plain and not any(isinstance(each, functools.partial) for each in replaced)
