@@ -54,16 +54,12 @@ class Axes(NamedTuple):
     ends. The others, of which there are pairs of conjugates, are kept as real and imaginary part in turn. Along the
     second axis come therefore real sequences, of which the same holds, and complex ones, which have `length`
     frequencies that are all complex.
-
-    Attributes:
-      first: of the first axis, [length, size]; in the inverse [size, length].
-      ends: of the real sequences, [2 + 3 (length / 2 - 1), size]: the ends, then three numbers a complex frequency.
-      inner: of the complex ones, [3 length, 2 size]: three numbers a frequency, of real and imaginary parts.
     """
 
-    first: np.ndarray
+    first: np.ndarray  # of the first axis, [length, size]; in the inverse [size, length]
+    # of the real sequences, [2 + 3 (length / 2 - 1), size]: the ends, then three numbers a complex frequency
     ends: np.ndarray
-    inner: np.ndarray
+    inner: np.ndarray  # of the complex ones, [3 length, 2 size]: three numbers a frequency, of real and imaginary parts
 
 
 def convolution(

@@ -36,17 +36,11 @@ CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """The records of one or more files.
+    """The records of one or more files."""
 
-    Attributes:
-      images: uint8 [n, 32, 32, 3].
-      labels: int32 [n], 0 to 9.
-      fingerprint: 16 hexadecimal digits of a SHA-256 over every byte of every file, in order.
-    """
-
-    images: np.ndarray
-    labels: np.ndarray
-    fingerprint: str
+    images: np.ndarray  # uint8 [n, 32, 32, 3]
+    labels: np.ndarray  # int32 [n], 0 to 9
+    fingerprint: str  # 16 hexadecimal digits of a SHA-256 over every byte of every file, in order
 
 
 def read(paths: Sequence[str | os.PathLike]) -> Records:

@@ -52,37 +52,27 @@ class DataRequest:
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """A data set, whose examples are fetched by index or come in their own order.
+    """A data set, whose examples are fetched by index or come in their own order."""
 
-    Attributes:
-      name: of the data, for logs and run.json.
-      num_examples: number of examples; indices run from 0 to num_examples - 1.
-      open: called inside a graph; may create tensors (evaluated once, when the stream starts) and returns
-        `fetch(indices)`, which maps int64 [batch] to (features, labels), tensors whose first dimension is batch. A
-        fetch that fails on tensors is called with arrays, and returns arrays. None if there is `elements`.
-      fingerprint: changes when the data changes; a run is resumed only on the data it was started on.
-      class_names: names of labels 0, 1, ...; empty if labels are not classes.
-      notice: remark for the user at every start, such as what is left out; or None.
-      dataset: the --dataset that names exactly this data, if 'auto' chose it.
-      parallel_steps: steps whose examples are fetched at the same time; None: as the cores can, or two of elements.
-      elements: called inside a graph, returns a tf.data.Dataset of (features, label), one example each; see
-        data/tf_data.py.
-      of_worker: (worker, number of workers) -> the endless dataset of one of several workers; None if all of them go
-        through `elements`.
-      labels: integers [num_examples], the classes of all examples, or 0 and 1 [num_examples, classes] of several at
-        once, if they are at hand: checked for mistakes, and counted by --class_weight=balanced.
-    """
-
-    name: str
-    num_examples: int
+    name: str  # of the data, for logs and run.json
+    num_examples: int  # number of examples; indices run from 0 to num_examples - 1
+    # called inside a graph; may create tensors (evaluated once, when the stream starts) and returns `fetch(indices)`,
+    # which maps int64 [batch] to (features, labels), tensors whose first dimension is batch. A fetch that fails on
+    # tensors is called with arrays, and returns arrays. None if there is `elements`
     open: Callable[[], Callable[[tf.Tensor], tuple[Tensors, Tensors]]] | None
-    fingerprint: str = ""
-    class_names: tuple[str, ...] = ()
-    notice: str | None = None
-    dataset: str = "auto"
+    fingerprint: str = ""  # changes when the data changes; a run is resumed only on the data it was started on
+    class_names: tuple[str, ...] = ()  # names of labels 0, 1, ...; empty if labels are not classes
+    notice: str | None = None  # remark for the user at every start, such as what is left out; or None
+    dataset: str = "auto"  # the --dataset that names exactly this data, if 'auto' chose it
+    # steps whose examples are fetched at the same time; None: as the cores can, or two of elements
     parallel_steps: int | None = None
+    # called inside a graph, returns a tf.data.Dataset of (features, label), one example each; see data/tf_data.py
     elements: Callable[[], tf.data.Dataset] | None = None
+    # (worker, number of workers) -> the endless dataset of one of several workers; None if all of them go through
+    # `elements`
     of_worker: Callable[[int, int], tf.data.Dataset] | None = None
+    # integers [num_examples], the classes of all examples, or 0 and 1 [num_examples, classes] of several at once, if
+    # they are at hand: checked for mistakes, and counted by --class_weight=balanced
     labels: np.ndarray | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def __post_init__(self):

@@ -44,60 +44,54 @@ class Draws(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """One training task.
+    """One training task."""
 
-    Attributes:
-      name: names the default train_dir.
-      examples: DataRequest -> Examples; None for a test or validation split that is not there.
-      inference: (features, training) -> outputs [batch, ...]. Weight decay is declared as a variable's `regularizer=`.
-      inference_for: Examples -> inference, instead of `inference`, for a network that depends on the data, such as on
-        the number of classes, or begins with values made from it (initializers.FromExamples). It gets the training
-        examples or, in evaluation and export, the test examples.
-      loss: (outputs, labels) -> scalar, the mean over the given batch; or an object of keras.losses. It takes `weights`
-        too if labels are Weighted.
-      metrics: (outputs, labels) -> {name: float [batch]}; evaluation averages each over all examples. Or a sequence of
-        metrics of the whole set: keras.metrics objects, and functions (outputs, labels) -> a number, of numpy arrays of
-        all examples. The first one decides which checkpoint is the best.
-      mode: {name of a metric: 'min' or 'max'}, what is best; known of the trainer's own.
-      augment: (features, draws) -> features, the random preprocessing of training examples; None for none.
-      prepare: features -> features, the preprocessing for evaluation, and for training if augment is None.
-      mix: (prepared features, labels, draws) -> (features, labels), such as mixup: mixes training examples 2k and
-        2k + 1 of a batch, which is even then. Its labels may be `examples.Mixed`.
-      augments_on_devices: whether `augment` and `prepare` are made for GPUs: of operations that have kernels there, on
-        whole batches, and of no fewer bytes after than before. --augment_on=auto then runs them there.
-      test_time_augmentation: prepared features -> (weight, features) of several views of each example, such as mirror
-        images; evaluation and export take the weighted mean of the outputs over them. The weights sum to 1. None: one
-        view, as it is prepared.
-      unsure: outputs of the first view -> bool [batch], the examples whose outputs are the mean over views; the others'
-        are those of the first view, which saves their time. None: all.
-      splits: the splits that `examples` knows; with 'validation' it sets DataRequest.validation_fraction aside itself.
-      datasets: the allowed values of --dataset, and so of `DataRequest.dataset`.
-      options: the values of its own options, a record of a subclass of Options; None if it has none.
-      configure: options -> Workload, the same workload with other values of its options.
-      recipe: the values of the trainer's options that suit it, unless the user gives others.
-      recipes: {name: values of its own options}, for --recipe=NAME; each makes a workload with a `recipe` of its own.
-    """
-
-    name: str
+    name: str  # names the default train_dir
+    # DataRequest -> Examples; None for a test or validation split that is not there
     examples: Callable[[DataRequest], Examples]
+    # (features, training) -> outputs [batch, ...]. Weight decay is declared as a variable's `regularizer=`
     inference: Callable[[Tensors, bool], Tensors] | None
+    # (outputs, labels) -> scalar, the mean over the given batch; or an object of keras.losses. It takes `weights` too
+    # if labels are Weighted
     loss: Callable[[Tensors, Tensors], tf.Tensor] = softmax_cross_entropy
+    # (outputs, labels) -> {name: float [batch]}; evaluation averages each over all examples. Or a sequence of metrics
+    # of the whole set: keras.metrics objects, and functions (outputs, labels) -> a number, of numpy arrays of all
+    # examples. The first one decides which checkpoint is the best
     metrics: Callable[[Tensors, Tensors], Mapping[str, tf.Tensor]] | Sequence[Any] = classification_metrics
+    # {name of a metric: 'min' or 'max'}, what is best; known of the trainer's own
     mode: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False, kw_only=True)
+    # (features, draws) -> features, the random preprocessing of training examples; None for none
     augment: Callable[[Tensors, Draws], Tensors] | None = None
+    # features -> features, the preprocessing for evaluation, and for training if augment is None
     prepare: Callable[[Tensors], Tensors] | None = None
+    # (prepared features, labels, draws) -> (features, labels), such as mixup: mixes training examples 2k and 2k + 1 of
+    # a batch, which is even then. Its labels may be `examples.Mixed`
     mix: Callable[[Tensors, Tensors, Draws], tuple[Tensors, Tensors]] | None = dataclasses.field(
         default=None, kw_only=True
     )
+    # whether `augment` and `prepare` are made for GPUs: of operations that have kernels there, on whole batches, and of
+    # no fewer bytes after than before. --augment_on=auto then runs them there
     augments_on_devices: bool = dataclasses.field(default=False, kw_only=True)
+    # prepared features -> (weight, features) of several views of each example, such as mirror images; evaluation and
+    # export take the weighted mean of the outputs over them. The weights sum to 1. None: one view, as it is prepared
     test_time_augmentation: Callable[[Tensors], Sequence[tuple[float, Tensors]]] | None = None
+    # outputs of the first view -> bool [batch], the examples whose outputs are the mean over views; the others' are
+    # those of the first view, which saves their time. None: all
     unsure: Callable[[Tensors], tf.Tensor] | None = dataclasses.field(default=None, kw_only=True)
+    # the splits that `examples` knows; with 'validation' it sets DataRequest.validation_fraction aside itself
     splits: tuple[str, ...] = dataclasses.field(default=(TRAIN, TEST), kw_only=True)
-    datasets: tuple[str, ...] = ("auto",)
+    datasets: tuple[str, ...] = ("auto",)  # the allowed values of --dataset, and so of `DataRequest.dataset`
+    # Examples -> inference, instead of `inference`, for a network that depends on the data, such as on the number of
+    # classes, or begins with values made from it (initializers.FromExamples). It gets the training examples or, in
+    # evaluation and export, the test examples
     inference_for: Callable[[Examples], Callable[[Tensors, bool], Tensors]] | None = None
+    # the values of its own options, a record of a subclass of Options; None if it has none
     options: Options | None = None
+    # options -> Workload, the same workload with other values of its options
     configure: Callable[[Any], "Workload"] | None = None
+    # the values of the trainer's options that suit it, unless the user gives others
     recipe: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+    # {name: values of its own options}, for --recipe=NAME; each makes a workload with a `recipe` of its own
     recipes: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, hash=False)
 
     def __post_init__(self):

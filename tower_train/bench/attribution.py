@@ -35,25 +35,16 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True)
 class Breakdown:
-    """The time of a step by part.
-
-    Attributes:
-      on_gpus: whether each tower has its own device; logical CPU devices share the cores.
-      step_secs: a step's time, without tracing.
-      busy: share of the cores in use meanwhile, 0 to 1.
-      busy_here: share of the cores in use by this process, 0 to 1.
-      in_place_secs: a step's time, without tracing, with its input in place.
-      seconds: by part, of a traced step; together they are its duration.
-    """
+    """The time of a step by part."""
 
     towers: int
-    on_gpus: bool
+    on_gpus: bool  # whether each tower has its own device; logical CPU devices share the cores
     cores: int
-    step_secs: float
-    busy: float
-    busy_here: float
-    in_place_secs: float
-    seconds: dict[str, float]
+    step_secs: float  # a step's time, without tracing
+    busy: float  # share of the cores in use meanwhile, 0 to 1
+    busy_here: float  # share of the cores in use by this process, 0 to 1
+    in_place_secs: float  # a step's time, without tracing, with its input in place
+    seconds: dict[str, float]  # by part, of a traced step; together they are its duration
 
     @property
     def input_share(self) -> float:

@@ -26,33 +26,21 @@ class Figure:
 
 @dataclasses.dataclass
 class Result:
-    """The measurements of one side, and a row of the table.
-
-    Attributes:
-      rates: examples/sec by round; a ceiling's are those for which its products suffice.
-      first_step_secs: from the start of its process to the end of its first step.
-      examples_per_step: as its process says it.
-      peak_bytes: resident memory at its peak.
-      card_bytes: likewise of the GPU with most of it; 0 without.
-      idle_secs, idle_cpu_secs: the time in which it stood still, and its processor time then.
-      rate: examples/sec over the rounds.
-      ratio: to the first side.
-      share: of the ceiling of the same arithmetic; None if that was not measured.
-      ceiling: that ceiling in examples/sec.
-    """
+    """The measurements of one side, and a row of the table."""
 
     side: Side
+    # examples/sec by round; a ceiling's are those for which its products suffice
     rates: dict[int, float] = dataclasses.field(default_factory=dict)
-    first_step_secs: float = 0.0
-    examples_per_step: float = 0.0
-    peak_bytes: int = 0
-    card_bytes: int = 0
-    idle_secs: float = 0.0
-    idle_cpu_secs: float = 0.0
-    rate: Figure | None = None
-    ratio: Figure | None = None
-    share: Figure | None = None
-    ceiling: float | None = None
+    first_step_secs: float = 0.0  # from the start of its process to the end of its first step
+    examples_per_step: float = 0.0  # as its process says it
+    peak_bytes: int = 0  # resident memory at its peak
+    card_bytes: int = 0  # likewise of the GPU with most of it; 0 without
+    idle_secs: float = 0.0  # the time in which it stood still
+    idle_cpu_secs: float = 0.0  # its processor time then
+    rate: Figure | None = None  # examples/sec over the rounds
+    ratio: Figure | None = None  # to the first side
+    share: Figure | None = None  # of the ceiling of the same arithmetic; None if that was not measured
+    ceiling: float | None = None  # that ceiling in examples/sec
 
     def add_start(self, answer: dict) -> None:
         """Adds what its worker says when it is ready."""

@@ -83,32 +83,23 @@ class BenchmarkOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """One way to train, which a process of its own runs.
+    """One way to train, which a process of its own runs."""
 
-    Attributes:
-      name: its name for --systems.
-      train: 'module:function'. Only the side's process imports the module. The function gets (request, batch_size,
-        after_step) and the arguments; it trains on the examples of a `DataRequest`, batch_size per step over all
-        devices, until `after_step(loss)`, called after every step, returns True.
-      arguments: further arguments of `train`, for JSON.
-      num_devices: number of GPUs, or logical CPU devices, on which it trains.
-      dtype: of its convolutions and matrix products.
-      is_quick: whether --quick has it.
-      label: its name in tables and figures; empty if that is `name`. It ends with ', DTYPE' if that is not float32.
-      batch_size: examples per step; None for --batch_size.
-      packages: folder where the side's process looks first for what TensorFlow has not imported already.
-      without_tensorflow: whether its process does not import TensorFlow; `train` gets the request as a dictionary then.
-    """
-
-    name: str
+    name: str  # its name for --systems
+    # 'module:function'. Only the side's process imports the module. The function gets (request, batch_size, after_step)
+    # and the arguments; it trains on the examples of a `DataRequest`, batch_size per step over all devices, until
+    # `after_step(loss)`, called after every step, returns True
     train: str
-    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
-    num_devices: int = 1
-    dtype: str = "float32"
-    is_quick: bool = False
+    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)  # further arguments of `train`, for JSON
+    num_devices: int = 1  # number of GPUs, or logical CPU devices, on which it trains
+    dtype: str = "float32"  # of its convolutions and matrix products
+    is_quick: bool = False  # whether --quick has it
+    # its name in tables and figures; empty if that is `name`. It ends with ', DTYPE' if that is not float32
     label: str = ""
-    batch_size: int | None = None
+    batch_size: int | None = None  # examples per step; None for --batch_size
+    # folder where the side's process looks first for what TensorFlow has not imported already
     packages: str | None = None
+    # whether its process does not import TensorFlow; `train` gets the request as a dictionary then
     without_tensorflow: bool = False
 
     @property

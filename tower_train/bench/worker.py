@@ -24,11 +24,7 @@ LEAD_IN_STEPS = 5  # about a side's prepared input, which they use up before the
 
 
 class Pacer:
-    """Lets a side do steps while they are wanted, and holds it in between. `Side.train` calls it after every step.
-
-    Attributes:
-      examples_per_step: a side may set it.
-    """
+    """Lets a side do steps while they are wanted, and holds it in between. `Side.train` calls it after every step."""
 
     def __init__(self, channel, requests, started: float, batch_size: int):
         """Begins before the first step.
@@ -38,7 +34,7 @@ class Pacer:
           started: time.time() at the start of the process.
           batch_size: examples of a step.
         """
-        self.examples_per_step = batch_size
+        self.examples_per_step = batch_size  # a side may set it
         self._channel, self._requests, self._started = channel, requests, started
         self._steps = self._pace()
         next(self._steps)

@@ -20,25 +20,15 @@ VALIDATION_NAMES = ("val", "validation", "valid")
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-    """The images of one split, by class and then by name.
+    """The images of one split, by class and then by name."""
 
-    Attributes:
-      root: the folder that names are relative to.
-      names: paths of the images.
-      labels: int32 [images].
-      class_names: names of labels 0, 1, ..., sorted.
-      split: its folder's name, or train or validation.
-      notice: a line on other files in the folders; empty if there are none.
-      num_all: images in the folder, of which a part may be set aside.
-    """
-
-    root: pathlib.Path
-    names: tuple[str, ...]
-    labels: np.ndarray
-    class_names: tuple[str, ...]
-    split: str
-    notice: str = ""
-    num_all: int = 0
+    root: pathlib.Path  # the folder that names are relative to
+    names: tuple[str, ...]  # paths of the images
+    labels: np.ndarray  # int32 [images]
+    class_names: tuple[str, ...]  # names of labels 0, 1, ..., sorted
+    split: str  # its folder's name, or train or validation
+    notice: str = ""  # a line on other files in the folders; empty if there are none
+    num_all: int = 0  # images in the folder, of which a part may be set aside
 
     def paths(self) -> list[str]:
         return [os.path.join(self.root, name) for name in self.names]

@@ -75,20 +75,15 @@ def examples(
 
 
 class _Images:
-    """The images of some files as an array that is read when it is indexed.
-
-    Attributes:
-      shape, dtype: as of numpy's arrays, of all files.
-      pixels: the decoded images [files, size, size, channels]; None: files are decoded when they are asked for.
-      digests: uint64 [files], of the contents.
-      used: the files that indices count.
-    """
+    """The images of some files as an array that is read when it is indexed."""
 
     dtype = np.dtype(np.uint8)
 
     def __init__(self, paths: list[str], size: int, channels: int):
-        self.paths, self.shape, self.pixels = paths, (len(paths), size, size, channels), None
-        self.digests, self.used = np.zeros(len(paths), np.uint64), np.arange(len(paths))
+        self.paths, self.shape = paths, (len(paths), size, size, channels)
+        self.pixels = None  # the decoded images [files, size, size, channels]; None: files are decoded when asked for
+        self.digests = np.zeros(len(paths), np.uint64)  # of the files' contents
+        self.used = np.arange(len(paths))  # the files that indices count
         self._pool = futures.ThreadPoolExecutor(host.cores())  # Pillow computes without Python's lock
 
     def __getitem__(self, indices: np.ndarray) -> np.ndarray:

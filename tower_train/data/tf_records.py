@@ -27,21 +27,13 @@ _COMPRESSED = {b"\x1f\x8b": "GZIP", b"\x78\x01": "ZLIB", b"\x78\x9c": "ZLIB", b"
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-    """The places of the records of some files; arrays over records.
+    """The places of the records of some files; arrays over records."""
 
-    Attributes:
-      paths: of the files, in sorted order.
-      files: int32, indices into the paths.
-      offsets: int64, bytes to the beginning of the content.
-      lengths: int64, bytes of the content.
-      checksums: uint32, CRC-32 of the content.
-    """
-
-    paths: tuple[str, ...]
-    files: np.ndarray
-    offsets: np.ndarray
-    lengths: np.ndarray
-    checksums: np.ndarray
+    paths: tuple[str, ...]  # of the files, in sorted order
+    files: np.ndarray  # int32, indices into the paths
+    offsets: np.ndarray  # int64, bytes to the beginning of the content
+    lengths: np.ndarray  # int64, bytes of the content
+    checksums: np.ndarray  # uint32, CRC-32 of the content
 
     def read(self, indices: np.ndarray) -> np.ndarray:
         """Reads the contents of records: bytes objects [batch]; DataError if a file changed since it was indexed."""

@@ -35,13 +35,10 @@ def key_of(name: str) -> int:
 
 
 class Keys:
-    """The keys of one graph's operations, and what this worker means by them.
-
-    Attributes:
-      meaning: {name of what is averaged or broadcast: its dtype and shape}, for comparison with other workers.
-    """
+    """The keys of one graph's operations, and what this worker means by them."""
 
     def __init__(self):
+        # {name of what is averaged or broadcast: its dtype and shape}, for comparison with other workers
         self.meaning: dict[str, str] = {}
         self._uses: dict[str, int] = {}
         self._compared, self._lock = 0, threading.Lock()
@@ -171,10 +168,6 @@ class AllReduce:
 
     Several workers average on one of their own devices first, and then between those devices of all workers, so that a
     worker's bytes on the network do not grow with its devices.
-
-    Attributes:
-      num_workers: workers that average together.
-      operations: must run in each step on all devices, even where the mean is not used: they wait for each other.
     """
 
     def __init__(
@@ -200,8 +193,10 @@ class AllReduce:
                 f"--all_reduce=nccl is for GPUs, but the variables live on {', '.join(devices)}. "
                 "Use --all_reduce=collective."
             )
-        self._devices, self._kind, self._dtype, self.num_workers = devices, kind, dtype, num_workers
+        self._devices, self._kind, self._dtype = devices, kind, dtype
+        self.num_workers = num_workers  # that average together
         self._weight, self._name = weight, name
+        # must run in each step on all devices, even where the mean is not used: they wait for each other
         self.operations: list[tf.Operation] = []
         self._last_of_nccl: list[tf.Operation] = []
 

@@ -18,19 +18,13 @@ from tower_train.graph.draws import Draws
 
 
 class Statistic(NamedTuple):
-    """A value that a tower computed from its batch, for a variable that follows the mean over towers.
+    """A value that a tower computed from its batch, for a variable that follows the mean over towers."""
 
-    Attributes:
-      moving: the variable, or this tower's copy of it.
-      value: of this step; the shape and dtype of `moving`.
-      momentum: moving = momentum * moving + (1 - momentum) * mean of the towers' values.
-      is_averaged: whether `moving` has a moving average, as weights have; it must be of
-        normalization.moving_collections(is_averaged).
-    """
-
-    moving: tf.Variable
-    value: tf.Tensor
-    momentum: float
+    moving: tf.Variable  # the variable, or this tower's copy of it
+    value: tf.Tensor  # of this step; the shape and dtype of `moving`
+    momentum: float  # moving = momentum * moving + (1 - momentum) * mean of the towers' values
+    # whether `moving` has a moving average, as weights have; it must be of
+    # normalization.moving_collections(is_averaged)
     is_averaged: bool = True
 
     @property
@@ -40,62 +34,41 @@ class Statistic(NamedTuple):
 
 
 class ParamGroup(NamedTuple):
-    """The rate of a variable, by all blocks of layers.param_group around its creation.
+    """The rate of a variable, by all blocks of layers.param_group around its creation."""
 
-    Attributes:
-      rate_factor: multiplies the learning rate.
-      until_epoch: number of epochs after which the rate is 0.
-      muon: False: --optimizer=muon moves it by momentum, whatever its rank.
-      momentum: in place of --momentum; None for that.
-      from_epoch: number of epochs before which the rate is 0.
-    """
-
-    rate_factor: float = 1.0
-    until_epoch: float = math.inf
-    muon: bool = True
-    momentum: float | None = None
-    from_epoch: float = 0.0
+    rate_factor: float = 1.0  # multiplies the learning rate
+    until_epoch: float = math.inf  # number of epochs after which the rate is 0
+    muon: bool = True  # False: --optimizer=muon moves it by momentum, whatever its rank
+    momentum: float | None = None  # in place of --momentum; None for that
+    from_epoch: float = 0.0  # number of epochs before which the rate is 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """The tower that is being built.
+    """The tower that is being built."""
 
-    Attributes:
-      tower: its index, over the towers of all workers.
-      towers: number of towers, over all workers, that compute at a time and so normalise together.
-      turn: of the tower on its device, 0 for the first.
-      by_tower: whether each normalises by its own batch all the same.
-      mean: differentiable, tensors -> their means over all towers, in programs whose towers meet; None: by collectives.
-      graph: of the tower; None outside of towers.
-      batch: examples of the tower; None outside of towers.
-      batch_axes: for batch_axis.batch_axis, with the axes of the tower's input.
-      epochs_seen: float64 scalar, the epochs seen before this step; None when nothing is trained.
-      dtype: of the arithmetic, for networks without floating-point features.
-      frozen: whether new variables are not trained.
-      statistics: the layers' statistics of the tower's batch; None outside of a tower that is trained.
-      normalized: the names of tensors that were normalised by the batch.
-      param_groups: {variable's name: its group}, of the variables created in blocks of layers.param_group.
-      draws: the random numbers of its layers; None where examples have no positions.
-      builds_keras: a Keras model is being built, whose variables do not come from get_variable.
-    """
-
-    tower: int = 0
-    towers: int = 1
-    turn: int = 0
-    by_tower: bool = False
+    tower: int = 0  # its index, over the towers of all workers
+    towers: int = 1  # number of towers, over all workers, that compute at a time and so normalise together
+    turn: int = 0  # of the tower on its device, 0 for the first
+    by_tower: bool = False  # whether each normalises by its own batch all the same
+    # differentiable, tensors -> their means over all towers, in programs whose towers meet; None: by collectives
     mean: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]] | None = None
-    graph: tf.Graph | None = None
-    batch: int | None = None
+    graph: tf.Graph | None = None  # of the tower; None outside of towers
+    batch: int | None = None  # examples of the tower; None outside of towers
+    # for batch_axis.batch_axis, with the axes of the tower's input
     batch_axes: Axes = dataclasses.field(default_factory=dict)
+    # float64 scalar, the epochs seen before this step; None when nothing is trained
     epochs_seen: tf.Tensor | None = None
-    dtype: tf.DType = tf.float32
-    frozen: bool = False
+    dtype: tf.DType = tf.float32  # of the arithmetic, for networks without floating-point features
+    frozen: bool = False  # whether new variables are not trained
+    # the layers' statistics of the tower's batch; None outside of a tower that is trained
     statistics: list[Statistic] | None = None
+    # the names of tensors that were normalised by the batch
     normalized: list[str] = dataclasses.field(default_factory=list)
+    # {variable's name: its group}, of the variables created in blocks of layers.param_group
     param_groups: dict[str, ParamGroup] = dataclasses.field(default_factory=dict)
-    draws: Draws | None = None
-    builds_keras: bool = False
+    draws: Draws | None = None  # the random numbers of its layers; None where examples have no positions
+    builds_keras: bool = False  # a Keras model is being built, whose variables do not come from get_variable
 
     def enter_tower(self, index: int = 0, draws: Draws | None = None, turn: int = 0, inputs: Sequence[tf.Tensor] = ()):
         """Enters the context of the trained tower that comes `index` after this one.

@@ -18,14 +18,10 @@ _CACHE_BYTES = 2**32  # the most that CUDA keeps; its default is less than all k
 
 
 class Gpu(NamedTuple):
-    """A GPU of this machine.
+    """A GPU of this machine."""
 
-    Attributes:
-      name: of its model, for people.
-      capability: NVIDIA's compute capability, (major, minor); None for other makers, or if unknown.
-    """
-
-    name: str
+    name: str  # of its model, for people
+    # NVIDIA's compute capability, (major, minor); None for other makers, or if unknown
     capability: tuple[int, int] | None = None
 
 
@@ -37,25 +33,15 @@ def gpu_of(device: tf.config.PhysicalDevice) -> Gpu:
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """The devices of one worker's towers.
+    """The devices of one worker's towers."""
 
-    Attributes:
-      towers: device string of each tower, such as '/gpu:1'.
-      names: of each tower's device, for people.
-      session_config: the ConfigProto under which these device strings exist.
-      gpus: those that carry the towers, in the same order; none for towers on the CPU.
-      notes: lines about them at the beginning of a run.
-      num_workers: processes that train together, each with as many towers.
-      worker: index of this one.
-    """
-
-    towers: tuple[str, ...]
-    names: tuple[str, ...]
-    session_config: tf.compat.v1.ConfigProto
-    gpus: tuple[Gpu, ...] = ()
-    notes: tuple[str, ...] = ()
-    num_workers: int = 1
-    worker: int = 0
+    towers: tuple[str, ...]  # device string of each tower, such as '/gpu:1'
+    names: tuple[str, ...]  # of each tower's device, for people
+    session_config: tf.compat.v1.ConfigProto  # the ConfigProto under which these device strings exist
+    gpus: tuple[Gpu, ...] = ()  # those that carry the towers, in the same order; none for towers on the CPU
+    notes: tuple[str, ...] = ()  # lines about them at the beginning of a run
+    num_workers: int = 1  # processes that train together, each with as many towers
+    worker: int = 0  # index of this one
 
 
 def place(options: DeviceOptions, gpus_here: list[str | Gpu] | None = None, local: tuple[int, int] = (0, 1)) -> Devices:

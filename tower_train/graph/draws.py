@@ -100,11 +100,6 @@ class Draws:
     Implements workload.Draws for a workload's augmentation, and draws for its layers. Each example takes as many steps
     of Philox's counter as its numbers need, so a tower's numbers are one section of the numbers of all positions. The
     counter advances with each number, so the indices of examples, which are not consecutive, use SplitMix64.
-
-    Attributes:
-      positions, epochs: as in workload.Draws; None without `locate`.
-      indices: int64 [batch], the examples at these positions; None for examples in their own order.
-      names: {layer: its number of draws}; each draw of a layer has numbers of its own.
     """
 
     def __init__(
@@ -123,7 +118,9 @@ class Draws:
         """
         self._seed, self._first, self._batch, self._step = seed, first, batch, step
         self._device, self._is_closed = device, False
-        self.positions = self.epochs = self.indices = None
+        self.positions = self.epochs = None  # as in workload.Draws; None without `locate`
+        self.indices = None  # int64 [batch], the examples at these positions; None for examples in their own order
+        # {layer: its number of draws}; each draw of a layer has numbers of its own
         self.names: collections.Counter[str] = collections.Counter()
         if locate:
             with self._aside():

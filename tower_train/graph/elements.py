@@ -28,20 +28,13 @@ class IteratorState:
     tf.data itself writes the state: the position of every source, the next draws of shuffles, and every element on its
     way (in shuffle buffers, parallel maps, prefetched), so that none is lost or repeated. It is kept as text in a
     variable, and not by tf.data.experimental.make_saveable_from_iterator, since workers send theirs to the chief.
-
-    Attributes:
-      variables: over workers, string scalars, the states when `write` was last run; empty before.
-      worker: index of this process.
-      write: op that writes the state into this worker's variable.
-      resume: op that moves the iterator to the saved state, after its initializer; nothing if it is empty.
-      length: int64 scalar, the elements of the whole dataset; negative if endless or unknown.
     """
 
-    variables: Sequence[tf.Variable]
-    worker: int
-    write: tf.Operation
-    resume: tf.Operation
-    length: tf.Tensor
+    variables: Sequence[tf.Variable]  # over workers, string scalars, the states when `write` was last run; empty before
+    worker: int  # index of this process
+    write: tf.Operation  # op that writes the state into this worker's variable
+    resume: tf.Operation  # op that moves the iterator to the saved state, after its initializer; nothing if it is empty
+    length: tf.Tensor  # int64 scalar, the elements of the whole dataset; negative if endless or unknown
 
 
 def saved_by(variable: str) -> int | None:

@@ -49,9 +49,6 @@ class HardExamples:
     The first positions, `begin` of them, are passes over all n examples. Those that follow are passes of `size`: pass k
     has the positions begin + k * size on. It is chosen at the last end of a step before its first position, by
     `choose`, which runs between two steps; the stream is then begun again from the position that it has come to.
-
-    Attributes:
-      begin, size: in positions.
     """
 
     def __init__(self, losses: Callable, num_examples: int, epoch: float, size: int, seed: int, batch: int):
@@ -65,6 +62,7 @@ class HardExamples:
           seed: of the training.
           batch: of a step, over all workers.
         """
+        # begin, size: in positions
         self.begin, self._first_epoch, self.size = round(epoch * num_examples), math.ceil(epoch), size
         self._num_examples, self._batch, self._seed, self._losses_of = num_examples, batch, seed, losses
         create = functools.partial(v1.get_variable, trainable=False)

@@ -7,38 +7,24 @@ from tower_train.graph.devices import HOST, Devices
 
 @dataclasses.dataclass(frozen=True)
 class Tower:
-    """One batch of a step and its place.
+    """One batch of a step and its place."""
 
-    Attributes:
-      index: over the batches that this worker takes in a step, in the order of their positions.
-      device: string of the device that computes it.
-      replica: index of the copy of the variables that it uses.
-      turn: the batches that go through its device before it in the same step.
-    """
-
-    index: int
-    device: str
-    replica: int = 0
-    turn: int = 0
+    index: int  # over the batches that this worker takes in a step, in the order of their positions
+    device: str  # string of the device that computes it
+    replica: int = 0  # index of the copy of the variables that it uses
+    turn: int = 0  # the batches that go through its device before it in the same step
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The topology of a step, over all workers.
+    """The topology of a step, over all workers."""
 
-    Attributes:
-      tower_batch: examples per tower.
-      devices: of this worker's towers; each worker has as many.
-      replicas: over this worker's copies of the variables, the device of each.
-      batches_per_device: over workers, the batches that each of its devices takes in a step, one after the other.
-      worker: index of this one.
-    """
-
-    tower_batch: int
-    devices: tuple[str, ...] = (HOST,)
-    replicas: tuple[str, ...] = (HOST,)
+    tower_batch: int  # examples per tower
+    devices: tuple[str, ...] = (HOST,)  # of this worker's towers; each worker has as many
+    replicas: tuple[str, ...] = (HOST,)  # over this worker's copies of the variables, the device of each
+    # over workers, the batches that each of its devices takes in a step, one after the other
     batches_per_device: tuple[int, ...] = (1,)
-    worker: int = 0
+    worker: int = 0  # index of this one
 
     @property
     def num_workers(self) -> int:

@@ -18,19 +18,12 @@ _TRAINER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
 
 class StatefulOp(NamedTuple):
-    """An operation with a random state of its own.
+    """An operation with a random state of its own."""
 
-    Attributes:
-      name: without the tower's.
-      type: such as RandomUniform.
-      line: of the program that made it, FILE:LINE.
-      caller: the type of the operation of which it is: its own, or that of one that calls functions, such as While.
-    """
-
-    name: str
-    type: str
-    line: str
-    caller: str
+    name: str  # without the tower's
+    type: str  # such as RandomUniform
+    line: str  # of the program that made it, FILE:LINE
+    caller: str  # the type of the operation of which it is: its own, or that of one that calls functions, such as While
 
     def __str__(self) -> str:
         return f"{self.name} ({self.type}, {self.line})"

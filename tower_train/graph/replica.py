@@ -23,17 +23,11 @@ v1 = tf.compat.v1
 
 
 class BuiltTower(NamedTuple):
-    """The results of a tower.
+    """The results of a tower."""
 
-    Attributes:
-      context: with the statistics that its layers noted.
-      loss: scalar.
-      gradients: each with the original variable.
-    """
-
-    context: Context
-    loss: tf.Tensor
-    gradients: GradientsAndVariables
+    context: Context  # with the statistics that its layers noted
+    loss: tf.Tensor  # scalar
+    gradients: GradientsAndVariables  # each with the original variable
 
     @property
     def last(self) -> list[tf.Operation]:
@@ -42,26 +36,18 @@ class BuiltTower(NamedTuple):
 
 
 class Replica:
-    """A copy of the variables, its towers and their means.
-
-    Attributes:
-      variables: the copy.
-      towers: those on it, in the order of their batches.
-      loss: the mean loss over all towers of all workers, scalar.
-      mean_grads: the mean gradients over all of them, each with this copy's variable.
-      moving: the means of their batch statistics, for this copy's variables.
-      weight_decay: the sum of the variables' regularizers, scalar.
-      is_compiled: whether its operations are for XLA.
-    """
+    """A copy of the variables, its towers and their means."""
 
     def __init__(self, variables: Variables, is_compiled: bool = False):
         """Has no towers yet."""
-        self.variables, self.is_compiled = variables, is_compiled
-        self.towers: list[BuiltTower] = []
-        self.loss: tf.Tensor | None = None
+        self.variables = variables  # the copy
+        self.is_compiled = is_compiled  # whether its operations are for XLA
+        self.towers: list[BuiltTower] = []  # those on it, in the order of their batches
+        self.loss: tf.Tensor | None = None  # the mean loss over all towers of all workers, scalar
+        # the mean gradients over all of them, each with this copy's variable
         self.mean_grads: GradientsAndVariables = []
-        self.moving: list[Statistic] = []
-        self.weight_decay: tf.Tensor | float = 0.0
+        self.moving: list[Statistic] = []  # the means of their batch statistics, for this copy's variables
+        self.weight_decay: tf.Tensor | float = 0.0  # the sum of the variables' regularizers, scalar
         self._contained = []  # the values of regularizers that the towers' losses contain
 
     def add(self, context: Context, loss: tf.Tensor, tower_grads: GradientsAndVariables) -> None:

@@ -33,24 +33,17 @@ _MOST_PARALLEL_STEPS = 16
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-    """Batches for all towers.
+    """Batches for all towers."""
 
-    Attributes:
-      batches: a list over towers of (features, labels); each session.run consumes one step of all of them.
-      initializer: op that puts the stream at its start; run it after variables hold their values.
-      positions: over towers, int64 scalar, that of its first example.
-      state: to save and restore, if the number of examples seen does not determine it; else None.
-      renewal: ops that each step must run before it counts, which fetch the next step's batches; none if fetching a
-        batch advances the stream.
-      notes: lines on the place of preprocessing and on workers' shares of the examples.
-    """
-
-    batches: Batches
-    initializer: tf.Operation
-    positions: list[tf.Tensor]
+    batches: Batches  # a list over towers of (features, labels); each session.run consumes one step of all of them
+    initializer: tf.Operation  # op that puts the stream at its start; run it after variables hold their values
+    positions: list[tf.Tensor]  # over towers, int64 scalar, that of its first example
+    # to save and restore, if the number of examples seen does not determine it; else None
     state: elements.IteratorState | None = None
+    # ops that each step must run before it counts, which fetch the next step's batches; none if fetching a batch
+    # advances the stream
     renewal: Sequence[tf.Operation] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # lines on the place of preprocessing and on workers' shares of the examples
 
     @property
     def arrivals(self) -> list:

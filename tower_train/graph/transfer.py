@@ -25,19 +25,12 @@ _ON_HOST = (tf.string, tf.variant, tf.resource)
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """The transfer of batches to their devices.
+    """The transfer of batches to their devices."""
 
-    Attributes:
-      augments_there: whether batches are preprocessed there, after they crossed; else on the host.
-      is_staged: whether the next step's batches cross during a step.
-      end: the position after the run's last example.
-      note: a line on the place of preprocessing, of GPUs; else None.
-    """
-
-    augments_there: bool = False
-    is_staged: bool = False
-    end: int = 0
-    note: str | None = None
+    augments_there: bool = False  # whether batches are preprocessed there, after they crossed; else on the host
+    is_staged: bool = False  # whether the next step's batches cross during a step
+    end: int = 0  # the position after the run's last example
+    note: str | None = None  # a line on the place of preprocessing, of GPUs; else None
 
 
 TO_HOST = Transfer()

@@ -17,16 +17,12 @@ _NOT_DECAYED = re.compile(r"(bias|biases|beta|gamma|offset|scale)(_\d+)?")  # of
 
 
 class Counters:
-    """The counters of steps and of examples.
-
-    Attributes:
-      global_step: int64 variable, steps done.
-      examples_seen: int64 variable, examples trained on.
-    """
+    """The counters of steps and of examples."""
 
     def __init__(self, global_batch: int):
         """Creates the counters; a step adds global_batch examples."""
-        self.global_step = v1.train.create_global_step()
+        self.global_step = v1.train.create_global_step()  # int64 variable, steps done
+        # int64 variable, examples trained on
         self.examples_seen = v1.get_variable("examples_seen", [], tf.int64, v1.zeros_initializer(), trainable=False)
         self._global_batch = global_batch
 

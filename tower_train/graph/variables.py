@@ -20,25 +20,20 @@ v1 = tf.compat.v1
 
 
 class Variables:
-    """One copy of the variables, on one device.
-
-    Attributes:
-      device: string of its device.
-      network: {name: (variable, its regularizer or None)}, in the order of creation.
-      collections: {name of an original: the collections in which it was created}.
-      trainable: the originals that are trained, in the order of creation.
-      states: variables of its optimizer and its moving averages, in the order of creation.
-      decays: the values of the regularizers, in the order of the variables.
-    """
+    """One copy of the variables, on one device."""
 
     def __init__(self, device: str = HOST, index: int = 0, originals: "Variables | None" = None):
         """Creates no variables yet. index: over this worker's copies; originals: to be copied, None for those."""
-        self.device, self._originals, self._scope = device, originals, f"copy_{index}/" if originals else ""
+        self.device, self._originals = device, originals
+        self._scope = f"copy_{index}/" if originals else ""  # before the names of its variables
+        # {name: (variable, its regularizer or None)}, in the order of creation
         self.network: dict[str, tuple[tf.Variable, Callable | None]] = {}
+        # {name of an original: the collections in which it was created}
         self.collections: dict[str, tuple[str, ...]] = {}
-        self.trainable: list[tf.Variable] = []
+        self.trainable: list[tf.Variable] = []  # the originals that are trained, in the order of creation
+        # variables of its optimizer and its moving averages, in the order of creation
         self.states: list[tf.Variable] = []
-        self.decays: list[tf.Tensor] = []
+        self.decays: list[tf.Tensor] = []  # the values of the regularizers, in the order of the variables
 
     @contextlib.contextmanager
     def tower(self, place: Tower, getter: Callable) -> Iterator[None]:

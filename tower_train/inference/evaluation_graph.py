@@ -22,50 +22,33 @@ from tower_train.workload import Workload
 
 
 class EvaluationStream(NamedTuple):
-    """Every example once, in order of its index.
+    """Every example once, in order of its index."""
 
-    Attributes:
-      batches: over towers, (features, labels); each session.run consumes one step of all of them.
-      counted: over towers, bool [tower_batch], which examples count.
-      firsts: over towers, int64 scalar, the index of its first example.
-      initializer: op that puts the stream at its start.
-    """
-
-    batches: Batches
-    counted: list[tf.Tensor]
-    firsts: list[tf.Tensor]
-    initializer: tf.Operation
+    batches: Batches  # over towers, (features, labels); each session.run consumes one step of all of them
+    counted: list[tf.Tensor]  # over towers, bool [tower_batch], which examples count
+    firsts: list[tf.Tensor]  # over towers, int64 scalar, the index of its first example
+    initializer: tf.Operation  # op that puts the stream at its start
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationGraph:
-    """A built evaluation graph.
-
-    Attributes:
-      graph: the graph.
-      number: the number of examples of this step.
-      metrics: {name: float [examples of this step]}.
-      loss: scalar, the sum over the examples of this step; None if the loss does not take the network's outputs.
-      whole: (outputs, labels) of the examples of this step, for metrics of a whole set; None if there are none.
-      predictions, labels: int64 [examples of this step]; None if labels are not classes, or outputs not one per class.
-      has_classes: whether outputs are [batch, classes].
-      restored: {name in the checkpoint: variable}.
-      stream_initializer: starts at the first example.
-      num_steps: steps that count every example once.
-      length: int64 scalar, tf.data's cardinality of examples in their own order; None for others.
-    """
+    """A built evaluation graph."""
 
     graph: tf.Graph
-    number: tf.Tensor
-    metrics: dict[str, tf.Tensor]
+    number: tf.Tensor  # the number of examples of this step
+    metrics: dict[str, tf.Tensor]  # {name: float [examples of this step]}
+    # scalar, the sum over the examples of this step; None if the loss does not take the network's outputs
     loss: tf.Tensor | None
+    # (outputs, labels) of the examples of this step, for metrics of a whole set; None if there are none
     whole: tuple[Tensors, Tensors] | None
+    # int64 [examples of this step]; None if labels are not classes, or outputs not one per class
     predictions: tf.Tensor | None
     labels: tf.Tensor | None
-    has_classes: bool
-    restored: dict[str, tf.Variable]
-    stream_initializer: tf.Operation
-    num_steps: int
+    has_classes: bool  # whether outputs are [batch, classes]
+    restored: dict[str, tf.Variable]  # {name in the checkpoint: variable}
+    stream_initializer: tf.Operation  # starts at the first example
+    num_steps: int  # steps that count every example once
+    # int64 scalar, tf.data's cardinality of examples in their own order; None for others
     length: tf.Tensor | None = None
 
 

@@ -27,18 +27,12 @@ LOSS = "loss"  # the metric that the training minimises, without weight decay
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """A metric's mean over all examples.
+    """A metric's mean over all examples."""
 
-    Attributes:
-      mean: over all examples.
-      low, high: bounds of its 95 % interval; None if it is no proportion.
-      mode: 'min' or 'max', the best values; None if unknown.
-    """
-
-    mean: float
-    low: float | None = None
+    mean: float  # over all examples
+    low: float | None = None  # bounds of its 95 % interval; None if it is no proportion
     high: float | None = None
-    mode: str | None = None
+    mode: str | None = None  # 'min' or 'max', the best values; None if unknown
 
 
 @dataclasses.dataclass
@@ -54,29 +48,18 @@ class _Totals:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """The result of an evaluation.
+    """The result of an evaluation."""
 
-    Attributes:
-      step: the checkpoint's.
-      data: name of the examples.
-      num_examples: number of examples, each counted once.
-      weights: 'moving averages' or 'raw weights'.
-      metrics: by name.
-      confusion: [true class][predicted class], counts; None if labels are not classes, or there are more than 200.
-      class_names: of its rows and columns.
-      seconds: its duration.
-      several_views: whether outputs are means over several views of each example.
-    """
-
-    step: int
-    data: str
-    num_examples: int
-    weights: str
-    metrics: dict[str, Metric]
+    step: int  # the checkpoint's
+    data: str  # name of the examples
+    num_examples: int  # number of examples, each counted once
+    weights: str  # 'moving averages' or 'raw weights'
+    metrics: dict[str, Metric]  # by name
+    # [true class][predicted class], counts; None if labels are not classes, or there are more than 200
     confusion: list[list[int]] | None
-    class_names: tuple[str, ...]
-    seconds: float
-    several_views: bool = False
+    class_names: tuple[str, ...]  # of its rows and columns
+    seconds: float  # its duration
+    several_views: bool = False  # whether outputs are means over several views of each example
 
     def as_dict(self) -> dict:
         return dataclasses.asdict(self)
@@ -95,10 +78,6 @@ class Evaluator:
     """Evaluates checkpoints of one run with one graph and one session.
 
     The result does not depend on tower_batch. With a moving_average_decay of 0 it evaluates the weights themselves.
-
-    Attributes:
-      examples: as given.
-      first_metric: after `try_out`, the deciding metric's name and its mode, 'min', 'max' or None if unknown.
     """
 
     def __init__(
@@ -106,6 +85,7 @@ class Evaluator:
         placed: devices.Devices,
     ):  # fmt: skip
         self._workload, self.examples, self._tower_batch = workload, examples, tower_batch
+        # after `try_out`, the deciding metric's name and its mode, 'min', 'max' or None if unknown
         self.first_metric: tuple[str, str | None] | None = None
         self._whole = WholeSet(() if callable(workload.metrics) else workload.metrics, examples.class_names)
         self._weights = "moving averages" if moving_average_decay else "raw weights"

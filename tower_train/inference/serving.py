@@ -22,29 +22,19 @@ Named = dict[str, tf.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class ServingGraph:
-    """A network with its inputs and outputs. Feeding an input overrides those after it.
-
-    Attributes:
-      graph: the graph.
-      files: string [batch] of the contents of image files; None if features are not uint8 images.
-      features: {name: [batch, ...]}, raw, as the workload's examples have them.
-      outputs: {name: [batch, ...]}: the network's own; or, if there are class_names, `logits` and `probabilities`
-        [batch, classes], `classes` [batch], the names of the most probable ones unless examples are of several at once,
-        and `all_classes` [batch, classes], the names of the columns.
-      class_names: names of the columns; empty if outputs are not one per class.
-      are_of_several: whether examples are of several classes at once.
-      is_probable: whether the network itself ends by the softmax or sigmoid of classes.
-      restored: {name in the checkpoint: variable}.
-    """
+    """A network with its inputs and outputs. Feeding an input overrides those after it."""
 
     graph: tf.Graph
-    files: tf.Tensor | None
-    features: Named
+    files: tf.Tensor | None  # string [batch] of the contents of image files; None if features are not uint8 images
+    features: Named  # {name: [batch, ...]}, raw, as the workload's examples have them
+    # {name: [batch, ...]}: the network's own; or, if there are class_names, `logits` and `probabilities` [batch,
+    # classes], `classes` [batch], the names of the most probable ones unless examples are of several at once, and
+    # `all_classes` [batch, classes], the names of the columns
     outputs: Named
-    class_names: tuple[str, ...]
-    are_of_several: bool
-    is_probable: bool
-    restored: dict[str, tf.Variable]
+    class_names: tuple[str, ...]  # names of the columns; empty if outputs are not one per class
+    are_of_several: bool  # whether examples are of several classes at once
+    is_probable: bool  # whether the network itself ends by the softmax or sigmoid of classes
+    restored: dict[str, tf.Variable]  # {name in the checkpoint: variable}
 
 
 def serving_graph(run: saved_run.SavedRun) -> ServingGraph:

@@ -27,20 +27,16 @@ class Evaluations:
     Args:
       run_dir, config, workload: of the run.
       examples: those that it trains on.
-
-    Attributes:
-      best: compares the evaluations.
-      pending: path of a checkpoint to evaluate before the first step; else None.
     """
 
     def __init__(self, run_dir: directory.RunDirectory, config: Config, workload: Workload, examples: Examples):
         self._run_dir, self._config, self._workload, self._trained_on = run_dir, config, workload, examples
         self._last_step = config.last_step(examples.num_examples)
         patience = config.early_stopping_patience_epochs * examples.num_examples
-        self.best = Best(run_dir, config.keep_best, patience, config.global_batch)
+        self.best = Best(run_dir, config.keep_best, patience, config.global_batch)  # compares the evaluations
         self._evaluators: dict[str, Evaluator] = {}  # by split
         self._split = TEST  # that chooses
-        self.pending: str | None = None
+        self.pending: str | None = None  # path of a checkpoint to evaluate before the first step; else None
         self._last: dict[str, Evaluation] = {}
         self._writers: dict[str, logs.EventWriter] = {}
         self._has_warned = False

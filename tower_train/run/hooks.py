@@ -34,10 +34,6 @@ class UserHooks(Action):
     line and evaluation.
 
     Their requests to stop are kept, since all workers end after the same step.
-
-    Attributes:
-      have_asked: whether one of them has asked to stop.
-      on_log, on_evaluate: get the records of metrics.jsonl.
     """
 
     def __init__(
@@ -45,10 +41,10 @@ class UserHooks(Action):
         after_step: Callable[[int, StepReport], bool | None] | None = None,
         on_log: Callable[[dict], None] | None = None, on_evaluate: Callable[[dict], None] | None = None,
     ):  # fmt: skip
-        self.on_log, self.on_evaluate = on_log or _nothing, on_evaluate or _nothing
+        self.on_log, self.on_evaluate = on_log or _nothing, on_evaluate or _nothing  # get metrics.jsonl's records
         self._hooks, self._function, self._coord = hooks, after_step, tf.train.Coordinator()
         self._session = self._context = self._outputs = None
-        self.have_asked = False
+        self.have_asked = False  # whether one of them has asked to stop
 
     def __bool__(self):
         return bool(self._hooks)

@@ -33,37 +33,22 @@ class StopReason(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The result of a run; as_dict is the content of result.json, beside the last evaluation.
+    """The result of a run; as_dict is the content of result.json, beside the last evaluation."""
 
-    Attributes:
-      train_dir: of the run; empty in a worker that is not the chief.
-      step: the last step, over all starts.
-      loss: at the last step that was not skipped; None if there was none.
-      examples_per_sec: over this start's steps after its first; None if there were none.
-      seconds: duration of this start, from opening the session to the last save.
-      training_secs: of these, from the beginning of this start's first step to the end of its last, less evaluations;
-        None if there were no steps.
-      reason: why the run stopped, in any worker.
-      checkpoint: path of the newest checkpoint.
-      data: name of the training examples.
-      notice: remark on data that stand in for others, or None.
-      failed_saves: saves of this start that failed.
-      skipped_steps: steps of this start whose update was skipped by --on_nonfinite=skip.
-      failure: the error that ended the steps, or of the last save or evaluation; None if all went well.
-    """
-
-    train_dir: str
-    step: int
-    loss: float | None
-    examples_per_sec: float | None
-    seconds: float
-    reason: StopReason
-    checkpoint: str | None
-    data: str = ""
-    notice: str | None = None
-    failed_saves: int = 0
-    skipped_steps: int = 0
+    train_dir: str  # of the run; empty in a worker that is not the chief
+    step: int  # the last step, over all starts
+    loss: float | None  # at the last step that was not skipped; None if there was none
+    examples_per_sec: float | None  # over this start's steps after its first; None if there were none
+    seconds: float  # of this start, from opening the session to the last save
+    reason: StopReason  # why the run stopped, in any worker
+    checkpoint: str | None  # path of the newest checkpoint
+    data: str = ""  # name of the training examples
+    notice: str | None = None  # remark on data that stand in for others, or None
+    failed_saves: int = 0  # saves of this start that failed
+    skipped_steps: int = 0  # steps of this start whose update was skipped by --on_nonfinite=skip
+    # from the beginning of this start's first step to the end of its last, less evaluations; None without steps
     training_secs: float | None = None
+    # the error that ended the steps, or of the last save or evaluation; None if all went well
     failure: errors.UserError | None = None
 
     @property

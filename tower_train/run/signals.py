@@ -11,13 +11,9 @@ _END = b"\0"  # no signal has this number
 
 
 class Received:
-    """The signals received so far.
+    """The signals received so far."""
 
-    Attributes:
-      stopping: the first of them, or None.
-    """
-
-    stopping: signal.Signals | None = None
+    stopping: signal.Signals | None = None  # the first of them, or None
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:

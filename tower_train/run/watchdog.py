@@ -32,9 +32,6 @@ class StepWatchdog:
       counts: TrainingGraph.progress.
       note_stall: tells the others.
       clock: seconds since some moment.
-
-    Attributes:
-      session: is asked for the progress of a step that does not end; to be set when it is open.
     """
 
     def __init__(
@@ -44,7 +41,8 @@ class StepWatchdog:
     ):  # fmt: skip
         self._timeout, self._counts, self._note_stall, self._clock = timeout_secs, counts, note_stall, clock
         self._doing, self._since, self._stalled_since = "the session to begin", clock(), None
-        self.session, self._started = None, 0
+        self.session = None  # to be set; it is asked for the progress of a step that does not end
+        self._started = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
