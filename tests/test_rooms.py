@@ -10,7 +10,7 @@ import pytest
 # From the top: a module may import what stands below it, and nothing above it.
 ROOMS = ("fronts", "bench", "run", "proof", "inference", "cluster", "run_dir", "graph", "data", "options")
 VOCABULARY = {"errors", "console", "config", "examples", "workload", "layers", "normalization", "random_layers",
-              "initializers", "host", "locks", "arrays", "measures", "user_functions"}  # fmt: skip
+              "initializers", "host", "files", "arrays", "measures", "user_functions"}  # fmt: skip
 OF_VOCABULARY = {
     "options",
     "graph.batch_axis",

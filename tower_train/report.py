@@ -35,6 +35,7 @@ def main(argv) -> int:
     console.quiet_tensorflow()
     from tower_train.examples import TEST, TRAIN, VALIDATION
     from tower_train.inference import hardest, html_report, saved_run
+    from tower_train.run_dir import disk
 
     run_options = RunOptions(train_dir=train_dirs[0], workload=options.workload, data_dir=options.data_dir)
     run_dir = saved_run.directory_of(run_options)
@@ -46,7 +47,7 @@ def main(argv) -> int:
         found = f"Not known: {error}"
     path = pathlib.Path(options.out or run_dir.path / "report.html")
     try:
-        path.write_text(html_report.render(run_dir, found), encoding="utf-8", errors="replace")
+        disk.replace(path, html_report.render(run_dir, found).encode(errors="replace"))
     except OSError as error:
         raise errors.ConfigError(f"{path} cannot be written: {error.strerror}. Name another with --out.") from None
     console.say(f"Written:  {path.absolute()}")

@@ -36,6 +36,14 @@ def test_folder_and_its_parents_are_made_once_and_an_incomplete_one_is_replaced(
     (folder / "done").rename(folder / "stale")
     publish.publish_folder(folder, fill, _is_complete)
     assert _names(folder) == ["done", "first"] and len(calls) == 2
+    folder.rename(folder.with_name(".data.old"))  # a process died while it put another in its place
+
+    def fail(partial):
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        publish.publish_folder(folder, fail, lambda _: False)
+    assert _names(folder.parent) == ["data"] and _names(folder) == ["done", "first"]
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])

@@ -2,11 +2,15 @@
 
 import importlib
 import json
+import os
 import re
+import shutil
 
 import jobs
 import pytest
+from matplotlib.figure import Figure
 
+from tower_train import errors
 from tower_train.inference import curves
 
 COMMAND = importlib.import_module("tower_train.curves")
@@ -50,16 +54,36 @@ def test_runs_are_drawn_and_tabulated_where_no_other_file_is(runs, tmp_path, mon
     losses = [record["loss"] for record in jobs.metrics(runs[1])]
     assert re.search(f"training loss +{losses[-1]:.4g} +{min(losses):.4g} +{max(losses):.4g}\n", stdout)
     assert f"run: learning_rate=0.01\n{runs[1]}: learning_rate=0.1\n" in stdout
-    (tmp_path / "curves.svg").write_text("mine")
+    plotted = Figure()
+    plotted.savefig(tmp_path / "curves.svg")  # by matplotlib, but not here
+    mine = (tmp_path / "curves.svg").read_text()
+    os.mkfifo(tmp_path / "fifo.png")
+    shutil.copytree(runs[0], odd := tmp_path / "a$b$$ ^_")
+    lines = (odd / "metrics.jsonl").read_text()
+    (odd / "metrics.jsonl").write_text(lines + '{"step": 25, "lo')  # a power cut
+    assert command(COMMAND, str(odd), str(runs[1]), "--out=both")[0] == 0
+    for each in (
+        "5",
+        '{"step": 25}',
+        '{"step": 1, "epoch": "1"}',
+        '{"step": 1, "epoch": 1e999}',
+        "[]",
+        '{"loss',
+        "\xff",
+    ):
+        (odd / "metrics.jsonl").write_text(f"{lines}{each}\n")
+        with pytest.raises(errors.RunError, match="metrics.jsonl cannot be read .line 7 is no record of a run"):
+            curves.history(str(odd))
     for words, message in (
         ([], "No run is named"),
+        (["--out=fifo", "run"], "fifo.png is there, and was not drawn by this command"),
         (["nowhere"], "nowhere/metrics.jsonl cannot be read"),
         (["--out=no/x", "run"], "no/x.png cannot be written: No such file"),
         (["run", "run"], "curves.svg is there, and was not drawn by this command"),
     ):
         status, _, stderr = command(COMMAND, *words)
         assert status == 2 and re.fullmatch(f"[^\n]*{message}[^\n]*\n", stderr)
-    assert (tmp_path / "curves.svg").read_text() == "mine"
+    assert (tmp_path / "curves.svg").read_text() == mine
 
 
 @pytest.mark.parametrize(("options", "names"), [

@@ -152,7 +152,7 @@ def test_without_tensorflows_list_the_files_tell_which_checkpoint_is_the_newest(
 def test_only_what_interrupted_writes_left_is_removed(saved):
     data = f"model.ckpt-15.{DATA}"
     left = ["model.ckpt-15.index.tempstate123", f"{data}.tempstate9876543210", data]
-    left += [".checkpoint.9", ".run.json.17", ".metrics.jsonl.4"]
+    left += [".checkpoint.0123abcd", ".run.json.00000000", ".metrics.jsonl.ffffffff"]
     mine = ["notes.txt", "model.ckpt-7.old", "model.ckpt-15.txt"]
     mine += [".run.json.lock", "checkpoint.tmp", ".run.json.bak"]
     for name in left + mine:

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 import signal
 import threading
 
@@ -11,7 +12,7 @@ import jobs
 import pytest
 from hypothesis import strategies
 
-from tower_train import EvaluateOptions, errors, evaluate_run
+from tower_train import EvaluateOptions, errors, evaluate_run, files
 from tower_train.run_dir import directory
 
 
@@ -149,6 +150,23 @@ def test_what_is_no_file_at_a_files_place_is_one_line_and_nothing_is_waited_for(
     expected = f"{run / name} is no file, and so not of a run. Move it away."
     assert refusal(evaluate, run) == expected
     assert refusal(jobs.train_toy, run, max_steps=45) == expected
+
+
+@pytest.mark.parametrize("name", [*FILES, "best", "eval", "plugins/profile", "events.out.tfevents.9"])
+def test_a_run_with_a_link_in_the_place_of_what_it_writes_is_refused(name, run, tmp_path):
+    """It may be a stranger's, by which another file would be overwritten."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter").write_text("mine")
+    shutil.rmtree(run / name.partition("/")[0], ignore_errors=True) if "/" in name else None
+    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).unlink(missing_ok=True)
+    is_folder = name in ("best", "eval", "plugins/profile")
+    (run / name).symlink_to(tmp_path / "mine" / ("" if is_folder else "letter"))
+    for function, options in ((evaluate, {}), (jobs.train_toy, dict(max_steps=45))):
+        assert refusal(function, run, **options).startswith(f"{run / name} is a symbolic link, and ")
+    assert {path.name: path.read_text() for path in (tmp_path / "mine").iterdir()} == {"letter": "mine"}
+    with pytest.raises(OSError, match="is a symbolic link|Is a directory"):
+        files.open_in_run(run / name, "ab")
 
 
 def score(step, **changed):

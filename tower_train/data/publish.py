@@ -6,11 +6,14 @@ import pathlib
 import shutil
 from collections.abc import Callable
 
-from tower_train import console, locks
+from tower_train import console, files
 
 
 def publish_folder(
-    folder: pathlib.Path, fill: Callable[[pathlib.Path], None], is_complete: Callable[[pathlib.Path], bool]
+    folder: pathlib.Path,
+    fill: Callable[[pathlib.Path], None],
+    is_complete: Callable[[pathlib.Path], bool],
+    name: str = "",
 ) -> None:
     """Makes `folder` unless it is complete: `fill` writes into a folder beside it, which is then renamed.
 
@@ -22,18 +25,19 @@ def publish_folder(
       fill: writes everything into the (empty) folder it is given.
       is_complete: whether a folder of that name, which may not exist, is complete. If it exists and is not, it is
         replaced; `is_complete` may raise to prevent that.
+      name: of the work, if folders of several names are made in one place by turns; the folder's own if empty.
 
     Raises:
       OSError: the disk is full or may not be written. No exception leaves anything half-done.
     """
     if is_complete(folder):  # also where nothing may be written
         return
-    partial, path = (folder.with_name(f".{folder.name}.{kind}") for kind in ("partial", "lock"))
-    with locks.made(folder.parent):
+    partial, path = (folder.with_name(f".{name or folder.name}.{kind}") for kind in ("partial", "lock"))
+    with files.made(folder.parent):
         while not is_complete(folder):
-            with open(path, "ab") as lock:
+            with files.open_in_run(path, "ab") as lock:
                 _wait_for(lock, folder)
-                if not locks.is_at(lock, path):  # removed by its last holder, who is done
+                if not files.is_at(lock, path):  # removed by its last holder, who is done
                     continue
                 try:
                     return _make(folder, partial, fill)
@@ -42,14 +46,25 @@ def publish_folder(
 
 
 def _make(folder: pathlib.Path, partial: pathlib.Path, fill: Callable[[pathlib.Path], None]) -> None:
+    old = partial.with_suffix(".old")
     shutil.rmtree(partial, ignore_errors=True)
+    _put_back(old, folder)
     try:
         partial.mkdir()
         fill(partial)
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():
+            os.rename(folder, old)  # a death before the next line would leave neither, if it were removed
         os.rename(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        _put_back(old, folder)
+
+
+def _put_back(old: pathlib.Path, folder: pathlib.Path) -> None:
+    """Puts back what was to be replaced if nothing took its place, and else removes it."""
+    if old.exists() and not folder.exists():
+        os.rename(old, folder)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _wait_for(lock, folder: pathlib.Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import warnings
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from tower_train.fronts.keras_building import build_isolated, kept_in, named_var
 from tower_train.graph import devices
 from tower_train.graph.stream import prepared
 from tower_train.inference import saved_run, serving
+from tower_train.run_dir import disk
 from tower_train.workload import Workload
 
 v1 = tf.compat.v1
@@ -96,18 +98,20 @@ def export(options: ExportOptions, folder: pathlib.Path, workload: Workload | No
         model, more = _extended(network, inputs, preparation, activation, kept_in(run.dtype)), ""
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for name, write in files.items():
-                partial = folder / f".{os.getpid()}.{name}"
-                try:
-                    write(network if name == _WEIGHTS else model, partial)
+            shutil.rmtree(partial := folder / ".keras.partial", ignore_errors=True)  # of a process that was killed
+            partial.mkdir()
+            try:
+                for name, write in files.items():
+                    write(network if name == _WEIGHTS else model, partial / name)
                     if name != _WEIGHTS:
-                        more = _check(partial, inputs, wanted, run.dtype)
-                    os.replace(partial, folder / name)
-                finally:
-                    partial.unlink(missing_ok=True)
+                        more = _check(partial / name, inputs, wanted, run.dtype)
+                for name in files:
+                    os.replace(partial / name, folder / name)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
             if built.class_names:
                 labels = json.dumps(dict(enumerate(built.class_names)), indent=1, ensure_ascii=False)
-                (folder / _LABELS).write_text(labels + "\n", encoding="utf-8")
+                disk.replace(folder / _LABELS, f"{labels}\n".encode())
         except (OSError, UnicodeEncodeError) as error:
             raise errors.RunError(
                 f"{folder} cannot be written ({errors.reason(error)}). Name another with --export_dir."

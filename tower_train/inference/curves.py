@@ -6,16 +6,18 @@ import math
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from tower_train import errors
+from tower_train import errors, files
 from tower_train.config import Config
+from tower_train.console import one_line
 from tower_train.options import FAULTS, MACHINES, REPORTS, RUN
-from tower_train.run_dir import json_files
+from tower_train.run_dir import disk, json_files
 
 OF_EVALUATION = "val_"  # the beginning of the names of an evaluation's metrics, as Keras has them
 _MOST_PANELS = 4
 _NOTE = (
     "The training loss: of augmented batches, with dropout and weight decay. All else: without, by averaged weights."
 )
+_MARKS = {".png": b"tEXtSoftware\0tower_train", ".svg": b"<dc:title>tower_train</dc:title>"}  # of what was drawn here
 _METADATA = {".png": {"Software": "tower_train"}, ".svg": {"Creator": "tower_train", "Date": None}}
 ENDINGS = tuple(_METADATA)
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")  # distinct also for the colour-blind
@@ -35,7 +37,8 @@ def history(train_dir: str) -> dict[str, list]:
     """
     path = pathlib.Path(train_dir, json_files.METRICS)
     try:
-        records = [json.loads(line) for line in path.read_text().splitlines()]
+        *lines, _ = files.read_in_run(path).split(b"\n")  # a power cut leaves half of a last line
+        records = [_record(number, line) for number, line in enumerate(lines, start=1)]
     except (OSError, ValueError) as error:
         raise errors.RunError(
             f"{path} cannot be read ({errors.reason(error)}). Name the directory of a run that has trained."
@@ -49,6 +52,17 @@ def history(train_dir: str) -> dict[str, list]:
             prefix = OF_EVALUATION if is_evaluation and name in ("step", "epoch") else ""
             lists.setdefault(prefix + name, []).append(value)
     return lists
+
+
+def _record(number: int, line: bytes) -> dict:
+    """Reads a line of metrics.jsonl; ValueError if it is no record."""
+    try:
+        record = json.loads(line)
+        if all(each is None or abs(each) < 1e300 for each in (*record.values(), record["step"], record["epoch"])):
+            return record
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
+        pass
+    raise ValueError(f"line {number} is no record of a run")
 
 
 def draw_curves(*train_dirs: str):
@@ -78,12 +92,14 @@ def draw_curves(*train_dirs: str):
         figure = Figure(figsize=(4.2 * len(panels), 3.2 + 0.2 * len(histories)), layout="constrained")
         for axis, name in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             for i, (label, train_dir) in enumerate(zip(labels(train_dirs), train_dirs, strict=True)):
-                about = _COLORS[i % len(_COLORS)], label, _split(train_dir)
+                about = _COLORS[i % len(_COLORS)], _plain(label), _split(train_dir)
                 _draw(axis, histories[i], name.removeprefix(OF_EVALUATION), *about)
                 _draw_bands(axis, members[i], name, _COLORS[i % len(_COLORS)])
             low, high = axis.dataLim.intervaly
             is_wide = name == "loss" and 0 < 100 * low < high
-            axis.set(xlabel="epochs", ylabel=name.removeprefix(OF_EVALUATION), yscale="log" if is_wide else "linear")
+            axis.set(
+                xlabel="epochs", ylabel=_plain(name.removeprefix(OF_EVALUATION)), yscale="log" if is_wide else "linear"
+            )
             axis.grid(color="#dddddd", linewidth=0.5)
         handles, names = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside upper left", frameon=False, ncols=len(panels))
@@ -91,6 +107,11 @@ def draw_curves(*train_dirs: str):
             figure.supxlabel(_NOTE, fontsize=7, color="#555555")
     figure._repr_png_ = lambda: _png(figure)  # by which a notebook shows it, without pyplot
     return figure
+
+
+def _plain(text: str) -> str:
+    """Returns a text in which matplotlib finds no formulas."""
+    return one_line(text).replace("$", r"\$")
 
 
 def _png(figure) -> bytes:
@@ -111,7 +132,9 @@ def save(figure, stem: str, endings: Sequence[str] = ENDINGS) -> str:
     try:
         with matplotlib.rc_context(_STYLE):
             for path, ending in zip(paths, endings, strict=True):
-                figure.savefig(path, dpi=200, metadata=_METADATA[ending])
+                file = io.BytesIO()
+                figure.savefig(file, format=ending[1:], dpi=200, metadata=_METADATA[ending])
+                disk.replace(path, file.getvalue())
     except OSError as error:
         raise errors.ConfigError(f"{path} cannot be written: {error.strerror}.") from None
     return f"Drawn:    {', '.join(map(str, paths))}"
@@ -119,9 +142,14 @@ def save(figure, stem: str, endings: Sequence[str] = ENDINGS) -> str:
 
 def check_replaceable(stem: str, endings: Sequence[str] = ENDINGS) -> None:
     """Raises ConfigError if a file that `save` would write is there and was drawn by something else."""
-    for path in (pathlib.Path(stem + ending).absolute() for ending in endings):
-        # Files begin with their metadata; those of earlier versions have matplotlib's.
-        if path.exists() and not any(mark in path.read_bytes()[:2000] for mark in (b"tower_train", b"matplotlib")):
+    for path, ending in ((pathlib.Path(stem + ending).absolute(), ending) for ending in endings):
+        try:
+            is_ours = _MARKS[ending] in files.read_in_run(path)[:2000]
+        except FileNotFoundError:
+            continue
+        except OSError:
+            is_ours = False
+        if not is_ours:
             raise errors.ConfigError(f"{path} is there, and was not drawn by this command. Move it away.")
 
 

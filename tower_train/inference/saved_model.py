@@ -3,15 +3,15 @@
 import contextlib
 import os
 import pathlib
-import shutil
 import time
 from collections.abc import Iterator
 
 import numpy as np
 import tensorflow as tf
 
-from tower_train import errors, locks
+from tower_train import errors
 from tower_train.config import DeviceOptions, ExportOptions
+from tower_train.data import publish
 from tower_train.examples import Examples
 from tower_train.graph import devices
 from tower_train.inference import saved_run, serving
@@ -50,23 +50,19 @@ def export(
     built, session = serving.opened(run, placed)
     with _without_remarks(), session, built.graph.as_default():
         signature_defs = signatures(built)
+
+        def fill(partial: pathlib.Path) -> None:
+            partial.rmdir()  # which the builder makes itself
+            builder, saver = v1.saved_model.Builder(str(partial)), v1.train.Saver(v1.global_variables())
+            builder.add_meta_graph_and_variables(
+                session, [tf.saved_model.SERVING], signature_defs, saver=saver, main_op=v1.tables_initializer()
+            )
+            builder.save()
+            _check(partial, run.examples, session, built)
+
         try:
-            with locks.made(folder if options.versioned else folder.parent):
-                target = _new_version(folder) if options.versioned else folder
-                # Under another name first: an interrupted export leaves no SavedModel and no version.
-                temporary = target.with_name(f".{target.name}.{os.getpid()}")
-                try:
-                    builder, saver = v1.saved_model.Builder(str(temporary)), v1.train.Saver(v1.global_variables())
-                    builder.add_meta_graph_and_variables(
-                        session, [tf.saved_model.SERVING], signature_defs, saver=saver, main_op=v1.tables_initializer()
-                    )
-                    builder.save()
-                    _check(temporary, run.examples, session, built)
-                    if target.exists():
-                        shutil.rmtree(target)
-                    os.rename(temporary, target)
-                finally:
-                    shutil.rmtree(temporary, ignore_errors=True)
+            target, name = (_new_version(folder), "version") if options.versioned else (folder, "")
+            publish.publish_folder(target, fill, lambda _: _check_target(folder, options), name)
         except (OSError, UnicodeEncodeError, tf.errors.OpError) as error:
             reason = errors.reason(error)
             raise errors.RunError(f"{folder} cannot be written ({reason}). Name another with --export_dir.") from None
@@ -117,6 +113,8 @@ def signatures(built: serving.ServingGraph) -> dict:
 
 def _check_target(folder: pathlib.Path, options: ExportOptions) -> None:
     """Raises RunError if a folder may not be written to."""
+    if folder.is_symlink() and not (options.versioned and options.export_dir):
+        raise errors.RunError(f"{folder} is a symbolic link. Name the folder itself with --export_dir.")
     is_there, is_model = os.path.exists(folder), os.path.exists(folder / _FILE)  # any name is allowed here
     if options.versioned and is_model:
         raise errors.RunError(
@@ -135,5 +133,6 @@ def _check_target(folder: pathlib.Path, options: ExportOptions) -> None:
 
 def _new_version(folder: pathlib.Path) -> pathlib.Path:
     """Returns the folder of a version: the time in seconds, as of tf.estimator's exporters, but above all versions."""
-    versions = [int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal()]
+    names = os.listdir(folder) if folder.exists() else []
+    versions = [int(name) for name in names if name.isdecimal()]
     return folder / str(max([int(time.time()), *(version + 1 for version in versions)]))

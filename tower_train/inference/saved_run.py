@@ -142,7 +142,7 @@ def evaluate_run(options: EvaluateOptions, workload: Workload | None = None) -> 
     evaluator = Evaluator(run.workload, run.examples, options.batch_size, run.dtype, run.moving_average_decay, placed)
     # What is evaluated in another way than during training has curves of its own.
     ways = [options.raw and "raw", options.single_view and "single_view", options.dataset]
-    writer = logs.EventWriter(run.directory.path / "-".join(filter(None, [curves_folder(run.split), *ways])))
+    writer = logs.EventWriter(run.directory.path, "-".join(filter(None, [curves_folder(run.split), *ways])))
     with contextlib.closing(evaluator), contextlib.closing(writer):
         watched = _watched(run, evaluator)
         for evaluation in watched if options.watch else [run.use_checkpoint(evaluator.evaluate)]:

@@ -140,7 +140,7 @@ class Evaluations:
     def _write_curves(self, split: str, beside: str, prefix: str) -> None:
         """Adds a point to the curves of a split's evaluation, in the event files of the evaluations of a split."""
         if beside not in self._writers:
-            self._writers[beside] = logs.EventWriter(self._run_dir.path / curves_folder(beside))
+            self._writers[beside] = logs.EventWriter(self._run_dir.path, curves_folder(beside))
         write_curves(self._writers[beside], self._last[split], prefix)
 
     def _open(self) -> None:

@@ -72,6 +72,7 @@ def write(
 ) -> errors.UserError | None:
     """Writes result.json; returns the result's failure, or else the failure to write."""
     try:
+        run_dir.check_held()
         changed = {name: evaluation.as_dict() for name, evaluation in evaluations.items()}
         changed["started"] = run_dir.read(directory.RUN)["started"]  # which shows that this start ended
         # A start without steps keeps the earlier result.
@@ -80,8 +81,9 @@ def write(
         elif result.failure:
             changed["stopped_by"] = result.stopped_by
         run_dir.update(directory.RESULT, changed)
-    except errors.RunError as error:
-        return result.failure or save_error(result.step, str(error).rstrip("."))
+    except (errors.RunError, OSError) as error:
+        why = str(error).rstrip(".") if isinstance(error, errors.RunError) else f"{run_dir.path}: {error.strerror}"
+        return result.failure or save_error(result.step, why)
     return result.failure
 
 

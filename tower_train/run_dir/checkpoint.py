@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tower_train import errors
+from tower_train import errors, files
 from tower_train.run_dir import disk
 
 v1 = tf.compat.v1
@@ -18,7 +18,7 @@ _STATE = "checkpoint"  # the file in which TensorFlow lists them
 _FILE = re.compile(rf"({re.escape(PREFIX)}-[0-9]{{1,18}})\.(index|data-[0-9]{{5}}-of-[0-9]{{5}})")
 # Files of an interrupted write: TensorFlow's of a checkpoint, and ours (disk.replace).
 _TEMPORARY = re.compile(
-    rf"{_FILE.pattern}\.tempstate[0-9]+|\.({_STATE}|run\.json|result\.json|metrics\.jsonl|best\.json)\.\d+"
+    rf"{_FILE.pattern}\.tempstate[0-9]+|\.({_STATE}|run\.json|result\.json|metrics\.jsonl|best\.json)\.[0-9a-f]{{8}}"
 )
 
 
@@ -39,7 +39,7 @@ def existing(folder: pathlib.Path) -> list[str]:
 
     TensorFlow renames the index into place last, so a checkpoint with an index is complete.
     """
-    return [str(folder / name) for name, files in _files(folder).items() if files[0].suffix == ".index"]
+    return [str(folder / name) for name, paths in _files(folder).items() if paths[0].suffix == ".index"]
 
 
 def _files(folder: pathlib.Path) -> dict[str, list[pathlib.Path]]:
@@ -48,11 +48,11 @@ def _files(folder: pathlib.Path) -> dict[str, list[pathlib.Path]]:
     The index is a checkpoint's first file: without it the rest is no checkpoint. Remove or rename them in this order,
     and make them in the reverse, so that an interruption leaves no half.
     """
-    files = {}
+    paths = {}
     names = filter(None, map(_FILE.fullmatch, os.listdir(folder))) if os.path.isdir(folder) else ()
     for name in sorted(names, key=lambda name: (step_of(name[1]), name[2] != "index", name[2])):
-        files.setdefault(name[1], []).append(folder / name[0])
-    return files
+        paths.setdefault(name[1], []).append(folder / name[0])
+    return paths
 
 
 def all_files(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -73,14 +73,14 @@ def _write_list(train_dir: pathlib.Path, paths: list[str]) -> None:
     names, target = [os.path.basename(path) for path in paths], train_dir / _STATE
     # Not train.update_checkpoint_state, which prints three lines about its own deprecation.
     content = str(v1.train.generate_checkpoint_state_proto(os.path.abspath(train_dir), names[-1], names)).encode()
-    if not target.exists() or target.read_bytes() != content:
+    if not target.exists() or files.read_in_run(target) != content:
         disk.replace(target, content)
 
 
 def remove_others(folder: pathlib.Path, kept: list[str]) -> None:
     """Removes all checkpoints in a folder but these, including halves that an interruption left."""
-    for name, files in _files(folder).items():
-        for file in files if str(folder / name) not in kept else ():
+    for name, paths in _files(folder).items():
+        for file in paths if str(folder / name) not in kept else ():
             file.unlink()
 
 

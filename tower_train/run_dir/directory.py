@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import itertools
 import json
 import os
 import pathlib
@@ -10,7 +11,7 @@ import re
 import time
 from collections.abc import Iterator
 
-from tower_train import errors, locks
+from tower_train import errors, files
 from tower_train.console import one_line, say
 from tower_train.run_dir import checkpoint, disk, json_files
 from tower_train.run_dir.json_files import BEST, METRICS, RESULT, RUN
@@ -18,9 +19,13 @@ from tower_train.run_dir.json_files import BEST, METRICS, RESULT, RUN
 LOCK, BEST_FOLDER, SHEET = ".lock", "best", "examples.png"
 _UPDATE_LOCK = ".result.json.lock"
 _LOCK_TRIES, _LOCK_PAUSE_SECS = 5, 0.05
+# Files and folders that a run writes to while it trains.
+_WRITTEN = re.compile(
+    r"\.lock|\.?(run|result|best)\.json.*|metrics\.jsonl|checkpoint|model\.ckpt-.*|events\.out\..*|best|plugins|eval.*"
+)
 # Files of a start that failed before its first step, useless without one.
 _OF_A_START = re.compile(
-    rf"{re.escape(LOCK)}|{re.escape(RUN)}|\.{re.escape(RUN)}\.\d+|{re.escape(SHEET)}|events\.out\.tfevents\..*"
+    rf"{re.escape(LOCK)}|{re.escape(RUN)}|\.{re.escape(RUN)}\.[0-9a-f]{{8}}|{re.escape(SHEET)}|events\.out\.tfevents\..*"
 )
 
 
@@ -44,7 +49,7 @@ class RunDirectory:
         with contextlib.ExitStack() as stack:
             try:
                 before = os.listdir(self.path) if self.path.is_dir() else []
-                stack.enter_context(locks.made(self.path))
+                stack.enter_context(files.made(self.path))
                 self._take_lock()
             except OSError as error:
                 raise errors.RunError(
@@ -69,27 +74,40 @@ class RunDirectory:
 
     def check_held(self) -> None:
         """Raises OSError if the locked directory was deleted; another trainer may have begun in a new one."""
-        if not locks.is_at(self._lock, self.path / LOCK):
+        if not files.is_at(self._lock, self.path / LOCK):
             raise FileNotFoundError(errno.ENOENT, "the directory was deleted or moved; move it back", str(self.path))
 
     def check_files(self) -> None:
-        """Raises RunError for a FIFO, a directory or a device at the place of a file of the run."""
-        files = [self.path / name for name in (RUN, METRICS, RESULT, BEST, LOCK, _UPDATE_LOCK)]
-        for folder in (self.path, self.path / BEST_FOLDER):
-            files += checkpoint.all_files(folder)
-        for path in files:
-            if os.path.exists(path) and not os.path.isfile(path):  # unlike pathlib's, also of a name that is too long
-                raise errors.RunError(f"{one_line(path)} is no file, and so not of a run. Move it away.")
+        """Raises RunError for a FIFO, a directory or a device at the place of a file of the run, and for a link, by
+        which a stranger's run would have other files overwritten; or if the directory cannot be read."""
+        paths = [self.path / name for name in (RUN, METRICS, RESULT, BEST, LOCK, _UPDATE_LOCK)]
+        try:
+            for folder in (self.path, self.path / BEST_FOLDER):
+                paths += checkpoint.all_files(folder)
+            for path in paths:
+                if os.path.exists(path) and not os.path.isfile(path):  # unlike pathlib's, also if a name is too long
+                    raise errors.RunError(f"{one_line(path)} is no file, and so not of a run. Move it away.")
+            names = os.listdir(self.path) if self.path.is_dir() else []
+            links = [self.path / name for name in names if _WRITTEN.fullmatch(name)]
+            for folder, folders, names in itertools.chain.from_iterable(map(os.walk, links)):
+                links += [pathlib.Path(folder, name) for name in (*folders, *names)]
+        except OSError as error:
+            raise errors.RunError(f"{one_line(self.path)} cannot be read ({error.strerror}).") from None
+        for path in filter(os.path.islink, links):
+            raise errors.RunError(
+                f"{one_line(path)} is a symbolic link, and a run is written to in its own directory only. Move it "
+                "away, or put what it points to in its place."
+            )
 
     def _take_lock(self) -> None:
         """Raises OSError if the lock's file cannot be opened, RunError if the lock is taken."""
         path = self.path / LOCK
         for _ in range(_LOCK_TRIES):
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = open(path, "a+b", buffering=0)
+            lock = files.open_in_run(path, "a+b")
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if locks.is_at(lock, path):  # and was not removed by a start that failed
+                if files.is_at(lock, path):  # and was not removed by a start that failed
                     with contextlib.suppress(OSError):  # a full disk: the lock holds, without the holder's name
                         lock.truncate(0)
                         lock.write(str(os.getpid()).encode())
@@ -97,7 +115,7 @@ class RunDirectory:
                     return
             lock.close()
             time.sleep(_LOCK_PAUSE_SECS)  # `is_locked` holds it for a moment
-        number = path.read_bytes()[:20].strip()
+        number = files.read_in_run(path)[:20].strip()
         raise errors.RunError(
             f"--train_dir={one_line(self.path)} is in use by another trainer (process "
             f"{number.decode() if number.isdigit() else 'unknown'}). Wait for it, stop it, or give another directory."
@@ -106,7 +124,7 @@ class RunDirectory:
     def is_locked(self) -> bool:
         """Returns whether a trainer is running in the directory."""
         try:
-            with open(self.path / LOCK, "rb") as lock:
+            with files.open_in_run(self.path / LOCK, "rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -140,7 +158,7 @@ class RunDirectory:
 
     def update(self, name: str, content: dict) -> None:
         """Replaces entries of a JSON file, also beside other processes that do so; raises as `read` and `write`."""
-        with self._errors_named(name), open(self.path / _UPDATE_LOCK, "ab") as lock:
+        with self._errors_named(name), files.open_in_run(self.path / _UPDATE_LOCK, "ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.write(name, self.read(name) | content)
 
@@ -149,7 +167,7 @@ class RunDirectory:
         the file cannot be read or written."""
         with self._errors_named(METRICS):
             try:
-                content = (self.path / METRICS).read_bytes()
+                content = files.read_in_run(self.path / METRICS)
             except FileNotFoundError:
                 return
             steps = ((line, _step_of(line)) for line in content.split(b"\n"))

@@ -1,8 +1,12 @@
 """Files that outlive a power loss: what a name promises is on the disk before the name is."""
 
 import contextlib
+import errno
 import os
 import pathlib
+import secrets
+
+from tower_train import files
 
 
 def sync(path: str | os.PathLike) -> None:
@@ -22,9 +26,14 @@ def sync(path: str | os.PathLike) -> None:
 
 def replace(path: pathlib.Path, content: bytes) -> None:
     """Gives a file new content as a whole; raises OSError, and the file stays as it was."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))  # as /dev/stdout, which would be gone
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # a name that nobody can have taken
     try:
-        temporary.write_bytes(content)
+        with files.open_in_run(temporary, "xb") as file:
+            rest = memoryview(content)
+            while rest:  # what a full disk has no room for is an error at the second try only
+                rest = rest[file.write(rest) :]
         sync(temporary)  # else the name may be on the disk first, and the file empty
         os.replace(temporary, path)
     except OSError:

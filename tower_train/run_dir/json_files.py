@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from tower_train import errors
+from tower_train import errors, files
 from tower_train.config import Config
 from tower_train.console import one_line
 
@@ -38,7 +38,7 @@ def read(path: pathlib.Path) -> dict:
     """Returns a JSON file's content, empty if there is no such file; RunError if it is not JSON, or a field has a wrong
     type."""
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(files.read_in_run(path))
         _check_types(content, _FIELDS.get(path.name, {}))
     except FileNotFoundError:
         return {}

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from tower_train import console, errors
+from tower_train import console, errors, files
 
 v1 = tf.compat.v1
 
@@ -78,7 +78,7 @@ class MetricsFile(RecordWriter):
 
     def _write(self, records) -> None:
         text = b"".join(records)
-        with open(self._path, "ab", buffering=0) as file:
+        with files.open_in_run(self._path, "ab") as file:
             size = file.tell()
             try:
                 if file.write(text) < len(text):
@@ -92,12 +92,13 @@ class EventWriter(RecordWriter):
     """Writes event files, at once and by itself: TensorFlow's own writer has a thread that dies when a disk is full.
 
     If an event cannot be written, the file is cut back to its last whole event, and the event goes, with those that
-    follow, into a new file as soon as that can be written. The folder and the first file are made with the first event.
+    follow, into a new file as soon as that can be written. The first file is made with the first event, in a folder
+    below that of the run if it has a name.
     """
 
-    def __init__(self, folder: pathlib.Path):
-        super().__init__(f"{folder}/events.out.*", _MOST_WAITING)
-        self._folder, self._file = folder, None
+    def __init__(self, run: pathlib.Path, name: str = ""):
+        super().__init__(f"{run / name}/events.out.*", _MOST_WAITING)
+        self._run, self._folder, self._file = run, run / name, None
 
     def add(self, step: int, **content) -> None:
         """Writes an event of a step: summary=Summary, or another field of the Event protocol buffer."""
@@ -126,7 +127,8 @@ class EventWriter(RecordWriter):
     def _open(self) -> None:
         """Opens a file whose name comes after that of every other: by names TensorBoard orders files, and so starts."""
         self._close()
-        os.makedirs(self._folder, exist_ok=True)
+        if self._folder != self._run:
+            self._folder.mkdir(exist_ok=True)  # the run's own, if it was moved away, would be in the way of its return
         seconds, nanos = divmod(time.time_ns(), 10**9)
         others = filter(None, map(_EVENT_FILE.match, os.listdir(self._folder)))
         seconds = max([seconds, *(int(name[1]) + 1 for name in others)])  # the clock may have been ahead then
