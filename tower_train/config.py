@@ -45,8 +45,18 @@ def check_folder(path: str | None, shown: str) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class DeviceOptions(Options):
-    """The devices that carry towers."""
+class CompilerOptions(Options):
+    """The compiler of the towers."""
+
+    jit_compile: str = option(
+        "auto", "compile towers by XLA, in training also the update: always, never, or auto: on GPUs, not on CPUs, "
+        "where it is slower", ARITHMETIC, allowed=("auto", "always", "never"), resume="note",
+    )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceOptions(CompilerOptions):
+    """The devices that carry towers, and their compiler."""
 
     num_gpus: int | None = option(
         None, "number of towers; tower i lives on GPU i, or on logical CPU device i (as many as --gpus names, else 1)",
@@ -269,10 +279,6 @@ class Config(DeviceOptions):
     allow_differences: bool = option(
         False, "train even if --check_towers finds towers that differ from one; the log and run.json tell", ARITHMETIC
     )
-    jit_compile: str = option(
-        "auto", "compile towers and updates by XLA: always, never, or auto: on GPUs, not on CPUs, where it is slower",
-        ARITHMETIC, allowed=("auto", "always", "never"), resume="note",
-    )  # fmt: skip
     tensor_float_32: bool | None = option(
         None, "let GPUs round the factors of float32 products to 10 bits, which is faster (TensorFlow's setting, which "
         "is on)", ARITHMETIC, resume="note",
@@ -455,7 +461,7 @@ class ExportOptions(RunOptions):
 
 
 @dataclasses.dataclass(frozen=True)
-class PredictOptions(RunOptions):
+class PredictOptions(CompilerOptions, RunOptions):
     """Options of `python -m tower_train.predict`."""
 
     top: int = option(3, "number of classes shown for each example", RUN, allowed="at least 1")

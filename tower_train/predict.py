@@ -31,7 +31,7 @@ def main(argv) -> int:
         console.quiet_tensorflow()
         from tower_train.inference import serving
 
-        built, session = serving.open_run(options)
+        built, session = serving.open_run(options, jit_compile=options.jit_compile)
         with session:
             used = [path for path in used if _is_used(_predict, path, session, built, options.top)]
     return 0 if used == paths else errors.DataError.exit_status

@@ -98,6 +98,32 @@ def test_the_exported_network_gives_the_bits_of_evaluation(run, paths, batch, ha
         assert np.stack([step[str(k)] for k in range(2)], axis=1).tobytes() == found.tobytes()
 
 
+def test_evaluations_and_predictions_are_compiled_if_asked_for(run, paths, command):
+    def evaluated(jit_compile):
+        options = EvaluateOptions(train_dir=str(run), num_gpus=2, batch_size=3, jit_compile=jit_compile)
+        [evaluation] = tower_train.evaluate_run(options)
+        return evaluation
+
+    plain, compiled = evaluated("never"), evaluated("always")
+    assert compiled.confusion == plain.confusion
+    assert compiled.metrics["loss"].mean == pytest.approx(plain.metrics["loss"].mean, rel=1e-5)
+    printed = [command(predict, f"--train_dir={run}", f"--jit_compile={which}", *map(str, paths))
+               for which in ("auto", "always")]  # fmt: skip
+    assert printed[0] == printed[1] and printed[0][0] == 0
+
+
+def test_each_tower_of_an_evaluation_is_compiled(run):
+    saved = saved_run.read(EvaluateOptions(train_dir=str(run)))
+    placed = devices.place(Config(device="cpu", num_gpus=2))
+    built = evaluation_graph(saved.workload, saved.examples, 3, saved.dtype, 0, placed, is_compiled=True)
+    metadata = v1.RunMetadata()
+    with v1.Session(graph=built.graph, config=placed.session_config) as session, built.graph.as_default():
+        session.run([v1.global_variables_initializer(), built.stream_initializer])
+        session.run(built.loss, options=v1.RunOptions(output_partition_graphs=True), run_metadata=metadata)
+    launches = [node.device for graph in metadata.partition_graphs for node in graph.node if node.op == "_XlaRun"]
+    assert {device.rpartition(":")[2] for device in launches} == {"0", "1"}
+
+
 def test_a_single_view_is_exported_where_asked_for(run, exported, exported_with_views, paths, tmp_path):
     saved_model.export(ExportOptions(train_dir=str(run), single_view=True), tmp_path / "model", with_views(run))
     single = tf.saved_model.load(str(tmp_path / "model")).signatures

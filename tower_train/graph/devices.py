@@ -43,6 +43,10 @@ class Devices:
     num_workers: int = 1  # processes that train together, each with as many towers
     worker: int = 0  # index of this one
 
+    def compiles(self, jit_compile: str) -> bool:
+        """Returns whether XLA compiles towers here, by the option's value."""
+        return jit_compile == "always" or (jit_compile == "auto" and bool(self.gpus))
+
 
 def place(options: DeviceOptions, gpus_here: list[str | Gpu] | None = None, local: tuple[int, int] = (0, 1)) -> Devices:
     """Chooses the devices.

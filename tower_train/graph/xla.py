@@ -25,6 +25,12 @@ def not_compiled():
     return tf.compat.v1.get_default_graph()._attr_scope({_MARK: AttrValue(b=False)})
 
 
+def prepare(graph: tf.Graph, session_config: tf.compat.v1.ConfigProto) -> None:
+    """Prepares a finished graph, and the sessions that will run it, for XLA."""
+    leave_out_other_devices(graph)
+    leave_to_xla(session_config)
+
+
 def leave_out_other_devices(graph: tf.Graph) -> None:
     """Keeps out of clusters what was made in a block for another device, such as what reads a variable on the host."""
     for op in graph.get_operations():

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tower_train import errors, user_functions
 from tower_train.examples import Examples, Tensors, Weighted, in_fixed_order
-from tower_train.graph import towers
+from tower_train.graph import towers, xla
 from tower_train.graph.devices import HOST, Devices
 from tower_train.graph.draws import Draws
 from tower_train.graph.layout import Tower
@@ -53,7 +53,13 @@ class EvaluationGraph:
 
 
 def evaluation_graph(
-    workload: Workload, examples: Examples, tower_batch: int, dtype: str, moving_average_decay: float, devices: Devices
+    workload: Workload,
+    examples: Examples,
+    tower_batch: int,
+    dtype: str,
+    moving_average_decay: float,
+    devices: Devices,
+    is_compiled: bool = False,
 ) -> EvaluationGraph:
     """Builds N towers that divide the examples among them, each example once.
 
@@ -62,6 +68,7 @@ def evaluation_graph(
       tower_batch: examples per tower and step.
       dtype: of variables and arithmetic.
       moving_average_decay: the run's; 0 restores the weights themselves, else their moving averages.
+      is_compiled: whether XLA compiles the towers; sets the devices' session_config.
 
     Raises:
       GraphError: the workload's metrics are not one number per example, or its outputs too few.
@@ -72,11 +79,16 @@ def evaluation_graph(
         variables, outputs, by_tower, losses = Variables(), [], [], []
         for i, (device, (features, labels)) in enumerate(zip(devices.towers, stream.batches, strict=True)):
             draws = Draws("evaluation", stream.firsts[i], tower_batch)
-            output, _ = network.trained_outputs(workload, features, dtype, variables, Tower(i, device), draws)
+            output, _ = network.trained_outputs(
+                workload, features, dtype, variables, Tower(i, device), draws, is_compiled
+            )
             with tf.compat.v1.name_scope(f"tower_{i}/metrics/"):
                 by_tower.append(_metrics(workload, output, Weighted.of(labels).labels, tower_batch))
                 losses.append(_sum_of_losses(workload, output, labels, stream.counted[i]))
             outputs.append(output)
+
+        if is_compiled:
+            xla.prepare(graph, devices.session_config)
 
         def gathered(by_tower: list[tf.Tensor]) -> tf.Tensor:
             return tf.boolean_mask(tf.concat(by_tower, axis=0), tf.concat(stream.counted, axis=0))

@@ -82,14 +82,16 @@ class Evaluator:
 
     def __init__(
         self, workload: Workload, examples: Examples, tower_batch: int, dtype: str, moving_average_decay: float,
-        placed: devices.Devices,
+        placed: devices.Devices, is_compiled: bool = False,
     ):  # fmt: skip
         self._workload, self.examples, self._tower_batch = workload, examples, tower_batch
         # after `try_out`, the deciding metric's name and its mode, 'min', 'max' or None if unknown
         self.first_metric: tuple[str, str | None] | None = None
         self._whole = WholeSet(() if callable(workload.metrics) else workload.metrics, examples.class_names)
         self._weights = "moving averages" if moving_average_decay else "raw weights"
-        self._built = evaluation_graph(workload, examples, tower_batch, dtype, moving_average_decay, placed)
+        self._built = evaluation_graph(
+            workload, examples, tower_batch, dtype, moving_average_decay, placed, is_compiled
+        )
         with self._built.graph.as_default():
             self._saver = v1.train.Saver(self._built.restored)
             self._prepare = [v1.local_variables_initializer(), v1.tables_initializer(), self._built.stream_initializer]

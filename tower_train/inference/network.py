@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tower_train import errors, user_functions
 from tower_train.examples import Examples, Tensors
-from tower_train.graph import context, towers, update
+from tower_train.graph import context, towers, update, xla
 from tower_train.graph.draws import Draws
 from tower_train.graph.layout import Tower
 from tower_train.graph.variables import Variables
@@ -16,7 +16,13 @@ v1 = tf.compat.v1
 
 
 def trained_outputs(
-    workload: Workload, features: Tensors, dtype: str, variables: Variables, tower: Tower, draws: Draws
+    workload: Workload,
+    features: Tensors,
+    dtype: str,
+    variables: Variables,
+    tower: Tower,
+    draws: Draws,
+    is_compiled: bool = False,
 ) -> tuple[Tensors, Tensors]:
     """Builds a tower and returns its outputs, or their mean over the workload's views; and those of the first view.
 
@@ -26,6 +32,7 @@ def trained_outputs(
       variables: the same for all towers.
       tower: its place.
       draws: the random numbers of its layers.
+      is_compiled: whether XLA compiles it.
 
     Raises:
       GraphError: the network breaks a rule of the towers, or the views cannot be averaged.
@@ -34,7 +41,11 @@ def trained_outputs(
     def network(features: Tensors) -> Tensors:
         return towers.tower_outputs(workload, features, tf.as_dtype(dtype), training=False)
 
-    with variables.tower(tower, _restored), context.entered(context.Context(draws=draws)):
+    with (
+        variables.tower(tower, _restored),
+        xla.compiled(is_compiled, tower.device),
+        context.entered(context.Context(draws=draws)),
+    ):
         if workload.test_time_augmentation:
             return _over_views(workload, network, features)
         outputs = network(features)

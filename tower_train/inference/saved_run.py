@@ -139,7 +139,10 @@ def evaluate_run(options: EvaluateOptions, workload: Workload | None = None) -> 
     run.directory.read(directory.RESULT)  # raises if it is damaged
     if not options.watch:
         run.checkpoint()  # raises if there is none, before the graph is built
-    evaluator = Evaluator(run.workload, run.examples, options.batch_size, run.dtype, run.moving_average_decay, placed)
+    evaluator = Evaluator(
+        run.workload, run.examples, options.batch_size, run.dtype, run.moving_average_decay, placed,
+        placed.compiles(options.jit_compile),
+    )  # fmt: skip
     # What is evaluated in another way than during training has curves of its own.
     ways = [options.raw and "raw", options.single_view and "single_view", options.dataset]
     writer = logs.EventWriter(run.directory.path, "-".join(filter(None, [curves_folder(run.split), *ways])))

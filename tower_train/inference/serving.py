@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tower_train.config import DeviceOptions, RunOptions
 from tower_train.examples import Examples, Tensors, Weighted
-from tower_train.graph import devices, stream, towers
+from tower_train.graph import devices, stream, towers, xla
 from tower_train.graph.devices import HOST
 from tower_train.graph.draws import Draws
 from tower_train.graph.layout import Tower
@@ -37,15 +37,15 @@ class ServingGraph:
     restored: dict[str, tf.Variable]  # {name in the checkpoint: variable}
 
 
-def serving_graph(run: saved_run.SavedRun) -> ServingGraph:
-    """Builds a run's network on one device, as evaluation does."""
+def serving_graph(run: saved_run.SavedRun, is_compiled: bool = False) -> ServingGraph:
+    """Builds a run's network on one device, as evaluation does. is_compiled: whether XLA compiles it."""
     workload, (raw, of_several) = run.workload.for_examples(run.examples), _looked_at(run.examples)
     with tf.Graph().as_default() as graph, tf.device(HOST):
         files, features = _inputs(raw)
         prepared = stream.prepared(workload, features)
         tower = Tower(0, HOST)
         outputs, of_first_view = network.trained_outputs(
-            workload, prepared, run.dtype, Variables(), tower, Draws("serving")
+            workload, prepared, run.dtype, Variables(), tower, Draws("serving"), is_compiled
         )
         class_names = run.examples.class_names if network.are_of_classes(outputs, run.examples) else ()
         last = towers.last_activation(of_first_view)  # of a network whose loss takes probabilities
@@ -66,7 +66,9 @@ def serving_graph(run: saved_run.SavedRun) -> ServingGraph:
         )
 
 
-def open_run(options: RunOptions, workload: Workload | None = None) -> tuple[ServingGraph, v1.Session]:
+def open_run(
+    options: RunOptions, workload: Workload | None = None, jit_compile: str = "never"
+) -> tuple[ServingGraph, v1.Session]:
     """Opens a session with the network of a run's checkpoint; the caller closes it. workload: None finds the run's.
 
     Computes on the CPU and leaves GPUs to other processes.
@@ -75,12 +77,16 @@ def open_run(options: RunOptions, workload: Workload | None = None) -> tuple[Ser
       RunError: no run, no checkpoint, or one of another network.
     """
     placed = devices.place(DeviceOptions(device="cpu"))
-    return opened(saved_run.read(options, workload), placed)
+    return opened(saved_run.read(options, workload), placed, placed.compiles(jit_compile))
 
 
-def opened(run: saved_run.SavedRun, placed: devices.Devices) -> tuple[ServingGraph, v1.Session]:
+def opened(
+    run: saved_run.SavedRun, placed: devices.Devices, is_compiled: bool = False
+) -> tuple[ServingGraph, v1.Session]:
     """Opens a session with the network of a run; as open_run."""
-    built = serving_graph(run)
+    built = serving_graph(run, is_compiled)
+    if is_compiled:
+        xla.prepare(built.graph, placed.session_config)
     with built.graph.as_default():
         saver, tables = v1.train.Saver(built.restored), v1.tables_initializer()
     session = v1.Session(graph=built.graph, config=placed.session_config)

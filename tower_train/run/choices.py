@@ -48,9 +48,8 @@ def resolve(config: Config, before: Mapping[str, Any], placed: Devices) -> tuple
         if not config.check_mirrors_every_steps and not config.elastic:
             chosen["check_mirrors_every_steps"] = _CHECK_MIXED_EVERY_STEPS
             notes[-1] += f" Their copies of the variables are compared every {_CHECK_MIXED_EVERY_STEPS} steps."
-    if config.jit_compile == "auto":
-        chosen["jit_compile"] = "always" if placed.gpus else "never"
-    if chosen.get("jit_compile", config.jit_compile) == "always":
+    chosen["jit_compile"] = "always" if placed.compiles(config.jit_compile) else "never"
+    if chosen["jit_compile"] == "always":
         notes.append("jit_compile: towers and updates by XLA, before the first step, which may take minutes")
     if config.stall_timeout_secs is None:  # none, unless devices wait for each other
         chosen["stall_timeout_secs"] = _STALL_TIMEOUT_SECS if placed.num_workers > 1 or is_between_gpus else 0.0

@@ -154,7 +154,8 @@ class Evaluations:
         evaluated = {self._split: examples, TRAIN: trained_on.sample(TRAINING_EXAMPLES)}
         if config.eval_at_end and TEST not in evaluated and (test_examples := self._workload.split(request)):
             evaluated[TEST] = test_examples
-        about = config.tower_batch, config.dtype, config.ema, devices.place(config)
+        placed = devices.place(config)
+        about = config.tower_batch, config.dtype, config.ema, placed, placed.compiles(config.jit_compile)
         self._evaluators = {split: Evaluator(self._workload, each, *about) for split, each in evaluated.items()}
 
     def close(self) -> None:
