@@ -54,7 +54,7 @@ def train(
         if any(layer.name == keras_networks.WHITENING for layer in trained.layers):
             first = records.read_split(source.locate(request)[0], "train").images[: cifar10_94.WHITENED_IMAGES]
             trained.get_layer(keras_networks.WHITENING).kernel.assign(whitening.kernels(first))
-        trained = tower_train.multi_gpu_model(trained, num_replicas) if by_towers else trained
+        trained = tower_train.multi_gpu_model(trained, num_replicas, check_towers="never") if by_towers else trained
         trained.compile(
             optimizer(recipe),
             keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=recipe.label_smoothing),

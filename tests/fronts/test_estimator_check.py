@@ -2,7 +2,7 @@
 
 import pytest
 import tensorflow as tf
-from regression import X, Y, input_fn, make, model_fn
+from regression import X, Y, input_fn, make, model_fn, weights_of
 
 from tower_train import errors
 from tower_train import estimator as tf_estimator
@@ -61,6 +61,17 @@ def summed(features, labels, mode, params):
     return spec._replace(loss=loss, train_op=optimizer.minimize(loss, v1.train.get_global_step()))
 
 
+def test_a_first_training_compares_and_then_trains_as_if_it_had_not(tmp_path, compared, capsys):
+    towers = make(tmp_path / "2", 2)
+    for _ in range(2):
+        towers.train(input_fn, steps=2)
+    assert capsys.readouterr().out.count("2 towers equal one device on this model to ") == 1
+    plain = make(tmp_path / "never", 2, check_towers="never").train(input_fn, steps=2).train(input_fn, steps=2)
+    assert (weights_of(towers) == weights_of(plain)).all()
+    with pytest.raises(errors.GraphError, match=r"differ from one device.*\(check_towers='never'"):
+        make(tmp_path / "centred", 2, centred).train(input_fn, steps=1)
+
+
 @pytest.mark.parametrize("fn", [centred, summed])
 def test_what_is_not_a_mean_over_examples_is_found(tmp_path, fn):
     with pytest.raises(errors.GraphError, match=r"^2 towers differ from one device on this model: \S+ by "):
@@ -68,7 +79,7 @@ def test_what_is_not_a_mean_over_examples_is_found(tmp_path, fn):
 
 
 @pytest.mark.parametrize(
-    ("factor", "why"), [(0, "no weight changes in 2 steps"), (float("nan"), "the loss of 8 examples is not finite")]
+    ("factor", "why"), [(0, "every gradient of the loss is 0"), (float("nan"), "the loss is not finite")]
 )
 def test_what_shows_nothing_is_said_so(tmp_path, factor, why):
     def fn(features, labels, mode, params):
@@ -82,7 +93,7 @@ def test_what_shows_nothing_is_said_so(tmp_path, factor, why):
     ("towers", "given", "error"),
     [
         (1, input_fn, r"with one device. Give RunConfig\(num_gpus=2\) or more"),
-        (2, lambda: input_fn(count=12), "fewer than 16 examples"),
+        (2, lambda: input_fn(count=3), "fewer than 4 examples"),
         (2, lambda: ({"x": X}, Y), "Return a tf.data.Dataset"),
     ],
 )

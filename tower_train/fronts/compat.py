@@ -8,11 +8,13 @@ import contextlib
 import contextvars
 import functools
 import inspect
+import random
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.backend import config as backend_config
 from keras.src.backend import random as backend_random
@@ -27,6 +29,7 @@ from tensorflow.python.framework import random_seed as seeds_of_ops
 from tensorflow.python.ops import gen_random_ops, summary_ops_v2
 from tensorflow.python.training.saving import saveable_object_util
 
+_SEED_GENERATOR = "global_seed_generator"  # Keras' global attribute: of draws without a seed
 _LAYER_COUNTS = "object_name_uids"  # Keras' global attribute {prefix of a layer's name: how many there are}
 
 _DRAWS_OF_KERAS = ("normal", "truncated_normal", "uniform", "randint", "dropout", "beta", "binomial", "categorical",
@@ -280,6 +283,46 @@ def batches(x, y, sample_weight, size: int) -> Iterator[tuple]:
             yield from adapter.get_tf_dataset()
         finally:
             adapter.on_epoch_end()
+
+
+def dataset_of(batches: Sequence, spec) -> tf.data.Dataset:
+    """Returns the data set of batches, whose elements are of this specification, so that no function is traced anew."""
+    variants = [tf.data.experimental.to_variant(tf.data.Dataset.from_tensors(batch)) for batch in batches]
+    datasets = [tf.data.experimental.from_variant(variant, spec) for variant in variants]
+    return functools.reduce(tf.data.Dataset.concatenate, datasets)
+
+
+@contextlib.contextmanager
+def without_tracing_remarks() -> Iterator[None]:
+    """Keeps TensorFlow from warnings that functions are traced often, as those of other models count too."""
+    is_other = lambda record: "tf.function retracing" not in record.getMessage()  # noqa: E731
+    tf.get_logger().addFilter(is_other)
+    try:
+        yield
+    finally:
+        tf.get_logger().removeFilter(is_other)
+
+
+@contextlib.contextmanager
+def random_states_kept() -> Iterator[None]:
+    """Puts the states of the random numbers of Python, numpy, TensorFlow's operations and Keras' draws without a seed
+    back after this block."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    of_ops = getattr(context.context(), "_rng", None)
+    of_ops = of_ops and (of_ops, of_ops.getstate())
+    drawn = global_state.get_global_attribute(_SEED_GENERATOR)
+    drawn = drawn and (drawn.state, drawn.state.numpy())
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        if of_ops:
+            of_ops[0].setstate(of_ops[1])
+        if drawn:
+            drawn[0].assign(drawn[1])
+        else:
+            global_state.set_global_attribute(_SEED_GENERATOR, None)
 
 
 def train_on(model: keras.Model, batch) -> None:

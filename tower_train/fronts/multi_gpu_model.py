@@ -11,8 +11,9 @@ from tower_train.graph.devices import HOST
 
 
 def multi_gpu_model(
-    model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_relocation: bool = False, batch_norm: str = "global"
-):
+    model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_relocation: bool = False, batch_norm: str = "global",
+    check_towers: str = "auto",
+):  # fmt: skip
     """Makes a model that computes as `model`, with every batch split over several devices.
 
     The arguments are those of the `keras.utils.multi_gpu_model` that TensorFlow removed. All training is Keras' own, by
@@ -37,6 +38,8 @@ def multi_gpu_model(
         tower's device.
       cpu_relocation: whether to move the template's weights to the CPU.
       batch_norm: global: batches are normalised over all towers, as on one device; tower: each tower's by itself.
+      check_towers: auto: before its first step `fit` compares the towers with one device, as `check` does, on the
+        first batch; it prints a line, and raises if they differ; never: it does not.
 
     Returns:
       A `TowerModel`.
@@ -46,8 +49,7 @@ def multi_gpu_model(
       RunError, WorkerError: as for tower_train.cluster.init.
     """
     _refuse(model)
-    if batch_norm not in ("global", "tower"):
-        raise errors.ConfigError(f"multi_gpu_model(batch_norm={batch_norm!r}): it must be 'global' or 'tower'.")
+    placement.check_choices("multi_gpu_model", batch_norm=batch_norm, check_towers=check_towers)
     placed = placement.place(gpus, "gpus")
     for variable in model.variables if cpu_relocation else ():
         if not variable.value.device.endswith("CPU:0"):
@@ -61,7 +63,7 @@ def multi_gpu_model(
                     f"multi_gpu_model: {layer.name} has {name}=True, and a tower sees its part of a batch only. Leave "
                     "that out, or train on one device: gpus=1."
                 )
-    return TowerModel(model, placed.towers, merge_device, workers, batch_norm)
+    return TowerModel(model, placed.towers, merge_device, workers, batch_norm, check_towers)
 
 
 def _refuse(model) -> None:

@@ -56,3 +56,13 @@ def place(gpus: int | Sequence[int] | None, argument: str, in_session: bool = Fa
         return placed
     cpus = len(tf.config.list_logical_devices("CPU"))
     return dataclasses.replace(placed, towers=tuple(f"/cpu:{i % cpus}" for i in ids))
+
+
+def check_choices(who: str, batch_norm: str, check_towers: str) -> None:
+    """Raises ConfigError for another value than the known ones of these arguments."""
+    for name, value, *known in (
+        ("batch_norm", batch_norm, "global", "tower"),
+        ("check_towers", check_towers, "auto", "never"),
+    ):
+        if value not in known:
+            raise errors.ConfigError(f"{who}({name}={value!r}): it must be {known[0]!r} or {known[1]!r}.")

@@ -22,7 +22,8 @@ from tower_train.console import ProgressBar, say
 from tower_train.examples import Examples
 from tower_train.graph.record import TrainingGraph
 from tower_train.proof import operations
-from tower_train.proof.rounding import EACH, MOST_NOISE, SEEDS, epsilon, explained, few_roundings, least_exact, rounded
+from tower_train.proof.comparison import EACH
+from tower_train.proof.rounding import MOST_NOISE, SEEDS, epsilon, explained, few_roundings, least_exact, rounded
 from tower_train.proof.trial import LOSS, Begun, Gap, Trial, earliest, gaps_after
 from tower_train.workload import Workload
 

@@ -66,11 +66,6 @@ def drawn_for_more(
         yield cut
 
 
-def drawn_alike(count: int, program: str = ""):
-    """Makes draws of a whole batch give the same numbers to each of so many equal parts of it within this block."""
-    return drawn_for_more(lambda size: (size, tf.range(size) % tf.maximum(size // count, 1)), program)
-
-
 def _dropped(rows: Callable, dropout: Callable, given: dict) -> tf.Tensor:
     """Multiplies inputs by what the dropout of more rows leaves of ones."""
     inputs, noise_shape = given["inputs"], given["noise_shape"]

@@ -5,14 +5,12 @@ import functools
 import keras
 import tensorflow as tf
 
-from tower_train import console, errors
+from tower_train import errors
 from tower_train.fronts import compat
 from tower_train.fronts.lockstep import fit, parts, proof, together
 from tower_train.fronts.lockstep.exchange import ALONE, Exchange
 from tower_train.fronts.lockstep.step import Program, Rehearsal, Step, explained
 from tower_train.graph.devices import HOST
-
-_CHECK = "parallel_model.check(x, y) shows on a few examples that towers train what one device trains."
 
 
 class TowerModel(keras.Model):
@@ -24,9 +22,10 @@ class TowerModel(keras.Model):
 
     def __init__(
         self, template: keras.Model, towers: tuple[str, ...], merge_device: str, exchange: Exchange = ALONE,
-        batch_norm: str = "global",
+        batch_norm: str = "global", check_towers: str = "auto",
     ):  # fmt: skip
         super().__init__(name=f"parallel_{template.name}", dtype=template.dtype_policy)
+        self._is_compared = check_towers == "never" or len(towers) * exchange.size == 1
         self.template, self.towers = template, towers
         self._merge_device, self.exchange, self._batch_norm = merge_device, exchange, batch_norm
         self._train = fit.own if compat.is_overridden(template, "train_step") else fit.train
@@ -75,13 +74,32 @@ class TowerModel(keras.Model):
           ConfigError: too few examples.
           GraphError: the towers differ by more than rounding; the message names the variable.
         """
-        several = TowerModel(
-            self.template, self.towers * self.exchange.size, self._merge_device, ALONE, self._batch_norm
-        )
-        rehearsed = functools.partial(Rehearsal, self.template, self._train)
-        is_by_tower = self._batch_norm == "tower"
         data = x, y, sample_weight
-        return proof.compare_steps(several, self.template, data, len(several.towers), rehearsed, is_by_tower)
+        return self._compare(proof.first_batches(data, len(self.towers) * self.exchange.size))
+
+    def _compare(self, batches, is_first: bool = False) -> str:
+        devices = self.towers * self.exchange.size
+
+        def towers(count: int, batch_norm: str) -> TowerModel:
+            return TowerModel(self.template, devices[:count], self._merge_device, ALONE, batch_norm, "never")
+
+        def rehearse(batch) -> Rehearsal:
+            rehearsal = Rehearsal(self.template, self._train, batch)
+            if is_first:
+                self._begin(rehearsal)
+            return rehearsal
+
+        return proof.compare_steps(
+            towers, self.template, batches, len(devices), self._batch_norm, rehearse, is_first=is_first
+        )
+
+    def make_train_function(self, force=False):
+        """Makes Keras' function of a step, the first of which compares towers with one device."""
+        is_made = self.train_function is not None and not force
+        super().make_train_function(force)
+        if not (is_made or self._is_compared):
+            compare = functools.partial(self._compare, is_first=True)
+            self.train_function = proof.FirstStep(self, self.train_function, compare)
 
     @property
     def trained_variables(self) -> list[keras.Variable]:
@@ -129,12 +147,16 @@ class TowerModel(keras.Model):
             Rehearsal(self.template, fit.predict, data)
         return Step(self.template, data, self.towers, self._merge_device, ALONE, self._is_compiled).run(fit.predict)[0]
 
+    def _begin(self, rehearsal: Rehearsal) -> None:
+        """Notes the optimizers whose variables a rehearsal has made; all workers begin with the chief's."""
+        self._optimizers = rehearsal.optimizers or None  # none of an evaluation
+        together.synchronize(self.exchange, self.trained_variables)
+
     def _run_step(self, program: Program, data) -> dict[str, tf.Tensor]:
         """Does a step in all towers; returns its report."""
         data = keras.tree.map_structure(parts.as_tensor, data)
         if self._optimizers is None:
-            self._optimizers = Rehearsal(self.template, program, data).optimizers or None  # none of an evaluation
-            together.synchronize(self.exchange, self.trained_variables)
+            self._begin(Rehearsal(self.template, program, data))
         self.exchange.begin("evaluation" if program is fit.test else "training", data)
         step = Step(
             self.template, data, self.towers, self._merge_device, self.exchange, self._is_compiled, self._batch_norm
@@ -162,8 +184,6 @@ def _together(name: str):
 
     @functools.wraps(method := getattr(keras.Model, name))
     def of_all(self, *args, **kwargs):
-        if name == "fit" and len(self.towers) * self.exchange.size > 1:
-            console.notice_once(TowerModel, _CHECK)
         self.compile_as_template()
         with explained():
             return together.call(method, self, args, kwargs)

@@ -1,7 +1,9 @@
 """Shows on a few examples that the towers of a Keras model train what one device trains."""
 
 import contextlib
+import itertools
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -9,16 +11,49 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tower_train import errors
+from tower_train import console, errors
 from tower_train.fronts import compat
 from tower_train.fronts.keras_building import floatx
 from tower_train.fronts.lockstep import parts
-from tower_train.fronts.lockstep.draws import drawn_alike
-from tower_train.fronts.lockstep.step import Rehearsal
+from tower_train.fronts.lockstep.step import Rehearsal, Updates
 from tower_train.graph.random_state import line_of
-from tower_train.proof.rounding import EACH, STEPS, compare_values, epsilon, least_exact, rounded
+from tower_train.proof import comparison
+from tower_train.proof.comparison import EACH, STEPS, Values
+from tower_train.proof.rounding import epsilon, least_exact, rounded
 
 _REMARKS = re.compile(r"Exception encountered when calling .*?\x1b\[1m(.*)\x1b\[0m.*", re.DOTALL)
+_MOST_TOWERS, _LONG_SECS = 4, 10  # of the comparison before a first fit: more towers would show nothing else
+
+
+class FirstStep:
+    """A model's training function until its first step, before which it compares towers with one device: on the
+    batches of that step, which it then does."""
+
+    def __init__(self, model: keras.Model, train: Callable, compare: Callable[[Sequence], str]):
+        """train: the training function. compare: batches -> a line for people."""
+        self._model, self._train, self._compare = model, train, compare
+
+    def __call__(self, iterator):
+        if not isinstance(iterator, tf.data.Iterator):  # of train_on_batch
+            return self._train(iterator)
+        batches = list(itertools.islice(iterator, self._model.steps_per_execution))
+        if batches:
+            with compat.random_states_kept():
+                console.say(self._line(batches))
+        self._model.train_function = self._train
+        return self._train(iter(compat.dataset_of(batches, iterator.element_spec)) if batches else iterator)
+
+    def _line(self, batches: Sequence) -> str:
+        try:
+            return self._compare(batches)
+        except errors.GraphError as error:
+            raise errors.GraphError(
+                f"{error} Change that, or train all the same with multi_gpu_model(check_towers='never')."
+            ) from None
+        except errors.UserError:
+            raise
+        except Exception as error:  # whatever a layer raises of few examples; the training raises what it does of all
+            return f"*** towers: not compared with one device, as that fails: {errors.reason(error)}"
 
 
 @contextlib.contextmanager
@@ -33,20 +68,22 @@ def _without_remarks() -> Iterator[None]:
 
 
 @_without_remarks()
+@compat.without_tracing_remarks()
 def compare_steps(
-    towers: keras.Model, alone: keras.Model, data: Sequence, count: int,
-    rehearse: Callable[[Any], Rehearsal], is_by_tower: bool = False,
+    towers: Callable[[int, str], keras.Model], alone: keras.Model, batches: Sequence, count: int, batch_norm: str,
+    rehearse: Callable[[Any], Rehearsal], is_first: bool = False,
 ) -> str:  # fmt: skip
-    """Compares two steps of a model's towers with two of one device, and leaves the model as it was.
+    """Compares a few steps of a model's towers with those of one device, and leaves the model as it was.
 
     They are computed in float64 if all of the model can be, else in its own dtype.
 
     Args:
-      towers, alone: compiled models with the same variables, one of which has towers.
-      data: x, y, sample_weight, as `fit` takes them.
-      count: of the towers.
+      towers: (number, how they normalise) -> the model with so many towers.
+      alone: the compiled model, with the same variables.
+      batches: as steps take them; the examples are their first ones.
+      count, batch_norm: of the training's towers.
       rehearse: batch -> the rehearsal of a step on it.
-      is_by_tower: whether each tower normalises its own batch.
+      is_first: whether nobody asked: then it may be of fewer towers and examples.
 
     Returns:
       A line for people.
@@ -55,25 +92,35 @@ def compare_steps(
       ConfigError: there are too few examples, or the model cannot be compared.
       GraphError: a variable differs by more than rounding.
     """
-    norms = [each for each in compat.sublayers(alone) if isinstance(each, keras.layers.BatchNormalization)]
-    normalizes = is_by_tower and any(each.trainable for each in norms)
-    rows = _rows(data, count, normalizes)
-    of_optimizers = [variable for each in rehearse(rows).optimizers for variable in each.variables]
+    count, each, began = min(count, _MOST_TOWERS) if is_first else count, EACH, time.monotonic()
+    rehearsed = rehearse(batches[0])
+    secs = (time.monotonic() - began) * (count + 3)  # of tracing, most of all
+    if is_first and secs > _LONG_SECS:
+        console.say(
+            f"towers:   comparing 2 with one device, for about {5 * secs / (count + 3):.0f} s "
+            "(multi_gpu_model(check_towers='never') leaves it out)"
+        )
+        count, each = 2, EACH // 2
+    rows = _rows(batches, count, each)
+    of_optimizers = [variable for each in rehearsed.optimizers for variable in each.variables]
     variables = list({id(v): v for v in [*alone.variables, *of_optimizers, *alone.metrics_variables]}.values())
-    program = "check: a model with batch normalisation"
-    alike = drawn_alike(count, program) if normalizes else contextlib.nullcontext()  # so that parts that are, stay so
-    with alike, _traced_anew(towers, alone):
+    inner = [getattr(each, "inner_optimizer", each) for each in rehearsed.optimizers]
+    # An optimizer that accumulates gradients updates once in so many steps.
+    steps = max(STEPS, *(each.gradient_accumulation_steps or 1 for each in inner), 1)
+
+    def compared(dtype: str) -> str:
+        return _compared(towers, alone, rows, steps, variables, count, batch_norm, dtype)
+
+    with _traced_anew(alone):
         try:
             with compat.in_float64(variables), floatx("float64"):
-                _refuse_less_exact([grad for _, pairs in rehearse(rows).updates for grad, _ in pairs])
-                return _compared(towers, alone, rows, variables, count, normalizes, "float64")
+                return compared("float64")
         except errors.UserError:
             raise
         except Exception as error:  # whatever a layer raises, or TensorFlow without a kernel
             reason = errors.reason(error)
-        with _traced_anew(towers, alone):
-            line = _compared(towers, alone, rows, variables, count, normalizes, alone.compute_dtype)
-            return f"{line}. In float64: {reason}"
+        with _traced_anew(alone):
+            return f"{compared(alone.compute_dtype)}. In float64: {reason}"
 
 
 def _refuse_less_exact(grads: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> None:
@@ -89,54 +136,84 @@ def _refuse_less_exact(grads: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> 
 
 
 def _compared(
-    towers: keras.Model, alone: keras.Model, rows, variables: Sequence[keras.Variable], count: int,
-    normalizes: bool, dtype: str,
+    towers: Callable, alone: keras.Model, rows: Sequence, steps: int, variables: Sequence[keras.Variable], count: int,
+    batch_norm: str, dtype: str,
 ) -> str:  # fmt: skip
     """Does the steps and compares the variables, which have their values of before then; returns a line for people."""
     before, weights = [v.numpy() for v in variables], {id(variable) for variable in alone.trainable_variables}
     metrics = {id(variable) for variable in alone.metrics_variables}
-    compared = [i for i, variable in enumerate(variables) if id(variable) not in metrics]
+    names = {i: variables[i].path for i in range(len(variables)) if id(variables[i]) not in metrics}
+    trained = [i for i in names if id(variables[i]) in weights]
+    size = f"{steps} steps of {parts.batch_size(rows[0])} examples, {dtype}"
+    rounding = epsilon(np.dtype(tf.as_dtype(dtype).as_numpy_dtype))
 
-    def after(model: keras.Model, seed: int | None = None) -> list[np.ndarray]:
-        for v, value in zip(variables, before, strict=True):
-            v.assign(value if seed is None or id(v) not in weights else rounded(value, epsilon(value.dtype), seed))
-        for _ in range(STEPS):
-            compat.train_on(model, rows)
-        return [variables[i].numpy() for i in compared]
+    def training(model: keras.Model) -> comparison.Training:
+        def train(seed: int | None) -> list[Values]:
+            for i, value in enumerate(before):
+                variables[i].assign(value if seed is None or i not in trained else rounded(value, rounding, seed))
+            after = []
+            for _, batch in zip(range(steps), itertools.cycle(rows), strict=False):
+                compat.train_on(model, batch)
+                seen = {i: variables[i].numpy() for i in names}
+                is_moved = not all(comparison.is_scaled(before[i], seen[i]) for i in trained)
+                after.append(Values({name: seen[i] for i, name in names.items()}, is_moved=is_moved))
+            return after
 
-    about = f", {dtype}" + ", the same for each tower, as batch normalisation is by tower" * normalizes
+        return train
+
+    def against(how: str) -> comparison.Verdict:
+        one = training(alone)
+        return comparison.compare(one, training(towers(count, how)), [names[i] for i in trained], rounding)
+
     try:
-        names = [variables[i].path for i in compared]
-        begun = {i: before[j] for i, j in enumerate(compared) if id(variables[j]) in weights}
-        return compare_values(names, after(alone), after(towers), lambda s: after(alone, s), begun, count, about)
+        with Updates() as updates:
+            compat.train_on(alone, rows[0])
+        if dtype == "float64":
+            _refuse_less_exact([grad for _, pairs in updates for grad, _ in pairs])
+        verdict, by_tower = against(batch_norm), None
+        if batch_norm == "tower" and verdict.excess:  # by design, if there is batch normalisation
+            by_tower, verdict = verdict.excess[0], against("global")
+        return comparison.line_of_model(verdict, count, size, by_tower)
     finally:
         for variable, value in zip(variables, before, strict=True):
             variable.assign(value)
 
 
-def _rows(data: Sequence, count: int, normalizes: bool):
-    """Returns the batch of a step; with batch normalisation the same for each tower, so that all have the
-    same statistics."""
-    size, read, batches = EACH * count, 0, []
-    for batch in compat.batches(*data, size):
-        batches.append(keras.utils.unpack_x_y_sample_weight(batch))
-        read += int(parts.batch_size(batches[-1]))
-        if read >= size:
+def first_batches(data: Sequence, count: int) -> list:
+    """Returns the first batches of what `fit` takes, (x, y, sample_weight), with examples for so many towers."""
+    needed, batches = STEPS * EACH * count, []
+    for batch in compat.batches(*data, needed):
+        batches.append(batch)
+        needed -= int(parts.batch_size(batch))
+        if needed <= 0:
             break
-    else:
-        raise errors.ConfigError(f"check: there are fewer than {size} examples, {EACH} for each of {count} towers.")
+    return batches
 
-    def first(*leaves):
-        together = _concatenated(leaves)
-        return (
-            _concatenated([parts.rows_of(together, 0, EACH)] * count)
-            if normalizes
-            else parts.rows_of(together, 0, size)
+
+def _rows(batches: Sequence, count: int, each: int) -> list:
+    """Returns the batches of the steps, each of other examples, and of so many a tower if there are."""
+    batches = [keras.utils.unpack_x_y_sample_weight(batch) for batch in batches]
+    examples = sum(int(parts.batch_size(batch)) for batch in batches)
+    if examples < STEPS * count:
+        raise errors.ConfigError(
+            f"check: there are fewer than {STEPS * count} examples, one for each of {count} towers in {STEPS} steps."
+        )
+    size = count * min(each, examples // (STEPS * count))
+
+    def cut(step: int):
+        def of(*leaves):
+            if leaves[0].shape.rank == 0:
+                return leaves[0]
+            whole = leaves[0] if len(leaves) == 1 else _concatenated(leaves)
+            times = int(parts.batch_size(whole)) // examples  # rows of an example
+            return parts.rows_of(whole, step * size * times, size * times)
+
+        pairs = zip(*batches, strict=True)
+        return keras.utils.pack_x_y_sample_weight(  # as fit does, which gives a step x alone as it is
+            *(None if part[0] is None else keras.tree.map_structure(of, *part) for part in pairs)
         )
 
-    return keras.utils.pack_x_y_sample_weight(  # as fit does, which gives a step x alone as it is
-        *(None if part[0] is None else keras.tree.map_structure(first, *part) for part in zip(*batches, strict=True))
-    )
+    return [cut(step) for step in range(STEPS)]
 
 
 def _concatenated(leaves: Sequence):

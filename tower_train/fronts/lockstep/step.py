@@ -32,21 +32,31 @@ from tower_train.graph.random_state import ancestors
 Program = Callable[[keras.Model, Any], Any]  # (model, batch) -> what the step returns
 Update = tuple[keras.optimizers.Optimizer, GradientsAndVariables]
 
-_current: contextvars.ContextVar["Step | Rehearsal | None"] = contextvars.ContextVar("step", default=None)
+_current: contextvars.ContextVar["Step | Updates | None"] = contextvars.ContextVar("step", default=None)
 _LONG_SECS = 10  # of silence before the first step
 _NO_EXAMPLES = ("Shape", "ShapeN", "Size", "Unique")  # depend on no example's values
 
 
-class Rehearsal:
-    """A run of a program on a whole batch, in no tower, in a graph that nobody runs: it creates the variables of
-    layers, metrics and optimizers, on the host.
+class Updates:
+    """What optimizers update within a `with` block, in no tower: (optimizer, its gradients and variables)."""
 
-    Attributes:
-      updates: (optimizer, its gradients and variables), in their order.
-    """
+    def __init__(self):
+        self.updates: list[Update] = []
+
+    def __enter__(self):
+        self._token = _current.set(self)
+        return self.updates
+
+    def __exit__(self, *_):
+        _current.reset(self._token)
+
+
+class Rehearsal(Updates):
+    """A run of a program on a whole batch, in no tower, in a graph that nobody runs: it creates the variables of
+    layers, metrics and optimizers, on the host."""
 
     def __init__(self, model: keras.Model, program: Program, data):
-        self.updates: list[Update] = []
+        super().__init__()
         specs = keras.tree.map_structure(lambda leaf: leaf if leaf is None else tf.type_spec_from_value(leaf), data)
 
         def run(batch):
@@ -54,7 +64,7 @@ class Rehearsal:
             with tf.device(HOST):
                 program(model, batch)
 
-        with _entered(self), compat.eager_mode(), tf.device(HOST):
+        with self, compat.eager_mode(), tf.device(HOST):
             tf.function(run, autograph=False).get_concrete_function(specs)
 
     @property
@@ -310,7 +320,7 @@ class _StepScope(TowerScope):
 
 
 @contextlib.contextmanager
-def _entered(run: Step | Rehearsal) -> Iterator[None]:
+def _entered(run: Step) -> Iterator[None]:
     token = _current.set(run)
     try:
         yield
@@ -456,10 +466,10 @@ def _updating(method: Callable, _) -> Callable:
     @functools.wraps(method)
     def of_all(optimizer, grads, *args, **kwargs):
         run = _current.get()
-        if not isinstance(run, Rehearsal) and _running() is None:
+        if not isinstance(run, Updates) and _running() is None:
             return method(optimizer, grads, *args, **kwargs)
         pairs = pairs_of(optimizer, grads, *(args or kwargs.values() or [None]))
-        if isinstance(run, Rehearsal):
+        if isinstance(run, Updates):
             run.updates.append((optimizer, pairs))
             return call(optimizer, pairs)
         merge = lambda asked: call(optimizer, run.mean_gradients(asked) or asked[0])  # noqa: E731

@@ -1,29 +1,29 @@
 """Shows on a few examples that the towers of an Estimator train what one device trains."""
 
-import contextlib
 import copy
 import dataclasses
 import os
 import tempfile
+import time
 from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
 
-from tower_train import errors
+from tower_train import console, errors
 from tower_train.fronts import compat
-from tower_train.fronts.lockstep.draws import drawn_alike
-from tower_train.fronts.tf_estimator import inputs
-from tower_train.fronts.tf_estimator.tower_estimator import TRAIN, Estimator
+from tower_train.fronts.tf_estimator import inputs, library
 from tower_train.fronts.tf_estimator.training import NonFiniteLossError
-from tower_train.proof import rounding
-from tower_train.proof.rounding import EACH, STEPS
+from tower_train.proof import comparison
+from tower_train.proof.comparison import EACH, STEPS, Values
+from tower_train.proof.rounding import epsilon, least_exact, rounded
 from tower_train.proof.trial import assign
 
 v1 = tf.compat.v1
+_MOST_TOWERS, _LONG_SECS = 4, 10  # of the comparison before a first training: more towers would show nothing else
 
 
-def check(estimator: Estimator, input_fn: Callable) -> str:
+def check(estimator, input_fn: Callable) -> str:
     """Compares two steps of an Estimator's towers with two of one device, from initial values on.
 
     They are on the first examples of input_fn's data set. model_dir stays as it is.
@@ -36,100 +36,129 @@ def check(estimator: Estimator, input_fn: Callable) -> str:
       DataError: input_fn gives no data set.
       GraphError: a variable differs by more than rounding.
     """
-    config, placed = estimator.config, estimator._placed
-    count = len(placed.towers)
-    if count == 1 or config.num_worker_replicas > 1:
+    count = len(estimator._placed.towers)
+    if count == 1 or estimator.config.num_worker_replicas > 1:
         raise errors.ConfigError(
             "check: it compares the towers of one process with one device. Give RunConfig(num_gpus=2) or more, and no "
             "TF_CONFIG."
         )
-    with tempfile.TemporaryDirectory() as folder:
-        examples = os.path.join(folder, "examples")
-        _save_examples(estimator, input_fn, examples, STEPS * EACH * count)
+    return _compared(estimator, input_fn, count, is_first=False)
 
-        def train(towers: int, alike: bool, first: dict | None = None) -> _Variables:
-            def batches():
-                rows = tf.data.Dataset.load(examples)
-                return (rows.take(EACH).repeat(STEPS * count) if alike else rows).batch(EACH * count // towers)
 
-            twin, variables = copy.copy(estimator), _Variables(first)
-            twin._placed = dataclasses.replace(placed, towers=placed.towers[:towers])
-            seed = 1 if config.tf_random_seed is None else config.tf_random_seed
-            twin._model_dir = tempfile.mkdtemp(dir=folder)
-            twin._config = config.replace(model_dir=twin._model_dir, tf_random_seed=seed)
-            with drawn_alike(count) if alike else contextlib.nullcontext():
-                twin.train(batches, hooks=[variables], steps=STEPS)
-            return variables
-
+def compare_first(estimator, input_fn: Callable) -> None:
+    """As `check`, before the first training, of at most four towers; prints the line. A comparison that cannot be is
+    none."""
+    count = min(len(estimator._placed.towers), _MOST_TOWERS)
+    if count == 1 or estimator.config.check_towers == "never" or estimator.config.num_worker_replicas > 1:
+        return
+    with compat.random_states_kept():
         try:
-            one = train(1, alike=False)
+            line = _compared(estimator, input_fn, count, is_first=True)
+        except errors.GraphError as error:
+            raise errors.GraphError(
+                f"{error} Change that, or train all the same with RunConfig(check_towers='never')."
+            ) from None
+        except Exception as error:  # whatever a model_fn raises of few examples; the training raises what it does
+            line = f"*** towers: not compared with one device, as that fails: {errors.reason(error)}"
+    console.say(line)
+
+
+def _compared(estimator, input_fn: Callable, count: int, is_first: bool) -> str:
+    config, placed = estimator.config, estimator._placed
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "examples")
+        there = _save_examples(estimator, input_fn, path, STEPS * EACH * count)
+        if there < STEPS * count:
+            raise errors.ConfigError(
+                f"check: there are fewer than {STEPS * count} examples, one for each of {count} towers in {STEPS} "
+                "steps."
+            )
+        each = min(EACH, there // (STEPS * count))
+
+        def train(towers: int, batch_norm: str = "global", seed: int | None = None, begin: dict | None = None):
+            """Does the steps; returns the hook that saw their values."""
+            twin, hook = copy.copy(estimator), _Variables(begin, seed)
+            twin._placed = dataclasses.replace(placed, towers=placed.towers[:towers])
+            twin._model_dir = tempfile.mkdtemp(dir=folder)
+            twin._config = config.replace(
+                model_dir=twin._model_dir, batch_norm=batch_norm, check_towers="never", save_checkpoints_secs=None,
+                save_checkpoints_steps=None, save_summary_steps=None, log_step_count_steps=None,
+                tf_random_seed=1 if config.tf_random_seed is None else config.tf_random_seed,
+            )  # fmt: skip
+            rows = lambda: tf.data.Dataset.load(path).batch(each * count // towers, drop_remainder=True)  # noqa: E731
+            twin.train(rows, hooks=[hook], steps=STEPS)
+            return hook
+
+        began = time.monotonic()
+        try:
+            one = train(1)
         except NonFiniteLossError:
-            return rounding.not_finite(count)
-        one.normalizes &= config.batch_norm == "tower"
-        if one.normalizes:
-            one = train(1, True, one.first)
-        several = train(count, one.normalizes, one.first)
+            return (
+                f"*** towers: nothing to compare: the loss of {each * count} examples is not finite, or its gradients"
+            )
+        secs = (time.monotonic() - began) * (count + 1)
+        if is_first and secs > _LONG_SECS:
+            console.say(
+                f"towers:   comparing 2 with one device, for about {3 * secs / (count + 1):.0f} s "
+                "(RunConfig(check_towers='never') leaves it out)"
+            )
+            count, each = 2, max(1, each // 2)
+        weights = [name for name in one.weights if name in one.first]
 
-        def nearby(seed):
-            near = dict(one.first)
-            for name in one.weights if seed is not None else ():
-                near[name] = rounding.rounded(near[name], rounding.epsilon(one.last[name].dtype), seed)
-            return [*train(1, one.normalizes, near).last.values()]
+        def training(towers: int, batch_norm: str) -> comparison.Training:
+            return lambda seed: train(towers, batch_norm, seed, one.first).after
 
-        about = ", the same for each tower, as batch normalisation is by tower" * one.normalizes
-        values = ([each.last[name] for name in one.last] for each in (one, several))
-        before = {i: one.first[name] for i, name in enumerate(one.last) if name in one.weights}
-        return rounding.compare_values(list(one.last), *values, nearby, before, count, about)
+        def against(batch_norm: str) -> comparison.Verdict:
+            of_one = training(1, "global")
+            return comparison.compare(of_one, training(count, batch_norm), weights, epsilon(one.dtype))
+
+        verdict, by_tower = against(config.batch_norm), None
+        if config.batch_norm == "tower" and verdict.excess:  # by design, if there is batch normalisation
+            by_tower, verdict = verdict.excess[0], against("global")
+        size = f"{STEPS} steps of {each * count} examples, {one.dtype.name}"
+        return comparison.line_of_model(verdict, count, size, by_tower)
 
 
-def _save_examples(estimator: Estimator, input_fn: Callable, path: str, number: int) -> None:
-    """Saves the first examples, as a shuffled data set would give each training others."""
+def _save_examples(estimator, input_fn: Callable, path: str, number: int) -> int:
+    """Saves the first examples, as a shuffled data set would give each training others; returns how many."""
     with compat.eager_mode():
-        inputs.checked(estimator._call_input_fn(input_fn, TRAIN)).unbatch().take(number).save(path)
-        if tf.data.Dataset.load(path).cardinality() < number:
-            raise errors.ConfigError(f"check: there are fewer than {number} examples, {EACH} a tower in {STEPS} steps.")
+        dataset = inputs.checked(estimator._call_input_fn(input_fn, library.api.ModeKeys.TRAIN))
+        dataset.unbatch().take(number).save(path)
+        return int(tf.data.Dataset.load(path).cardinality())
 
 
 class _Variables(v1.train.SessionRunHook):
-    """Begins a training with values of its variables, {name: value}, and keeps those at its end.
+    """Begins a training with values of its variables, and keeps those after each step.
 
-    Attributes:
-      first, last: the values.
-      weights: the names of the variables that are trained.
-      normalizes: whether batches are normalised.
-      is_exact: whether the loss is computed in float64.
+    Args:
+      first: {name: value}; None for initial ones.
+      seed: by which the weights among them are `rounded`; None: as they are.
     """
 
-    def __init__(self, first: dict | None):
-        self.first = first
-
-    def as_exact(self, value: np.ndarray) -> np.ndarray:
-        """Returns a value in float32 if the loss is computed in that, as by v1.losses, or in less."""
-        return value if self.is_exact or value.dtype != np.float64 else value.astype(np.float32)
+    def __init__(self, first: dict | None, seed: int | None):
+        self.first, self._seed = first, seed
+        self.after: list[Values] = []
 
     def begin(self):
         self._variables = {v.op.name: v for v in v1.global_variables() if v.dtype.base_dtype != tf.string}
-        self.weights = {v.op.name for v in v1.trainable_variables()}
-        self.normalizes = any(map(_is_over_batch, v1.get_default_graph().get_operations()))
+        trained = {v.op.name: v for v in v1.trainable_variables()}
+        self.weights = list(trained)  # their names
         summaries = [each.op for each in v1.get_collection(v1.GraphKeys.SUMMARIES) if each.op.name.startswith("loss")]
         losses = [op.inputs[1] for op in summaries if op.type == "ScalarSummary"]  # loss_1, if an op is called loss
-        weights = [v.handle.op if hasattr(v, "handle") else v.op for v in v1.trainable_variables()]
-        self.is_exact = not losses or rounding.least_exact(losses, weights).dtype == tf.float64
+        holders = [v.handle.op if hasattr(v, "handle") else v.op for v in trained.values()]
+        dtypes = [v.dtype.base_dtype for v in trained.values() if v.dtype.is_floating]
+        dtypes += [least_exact(losses, holders).dtype] if losses else []
+        # Of the arithmetic: that of v1.losses is float32 whatever the variables' is.
+        self.dtype = np.dtype(min(dtypes, key=lambda each: each.size, default=tf.float32).as_numpy_dtype)
 
     def after_create_session(self, session, coord):
         self.first = self.first or session.run(self._variables)
-        assign(session, {name: v.initializer for name, v in self._variables.items()}, self.first)
+        values = dict(self.first)
+        for name in self.weights if self._seed is not None else ():
+            values[name] = rounded(values[name], epsilon(self.dtype), self._seed)
+        assign(session, {name: v.initializer for name, v in self._variables.items()}, values)
 
-    def end(self, session):
-        self.last = {name: self.as_exact(value) for name, value in session.run(self._variables).items()}
-
-
-def _is_over_batch(op: tf.Operation) -> bool:
-    """Returns whether an operation computes moments over its batch."""
-    if op.type.startswith("FusedBatchNorm") and "Grad" not in op.type:  # of layer normalisation, rows are elsewhere
-        return op.get_attr("is_training") and op.inputs[0].shape[0] != 1
-    if op.type != "SquaredDifference" or op.inputs[1].op.type != "StopGradient":
-        return False
-    mean = op.inputs[1].op.inputs[0].op
-    axes = tf.get_static_value(mean.inputs[1]) if mean.type == "Mean" else None
-    return axes is not None and 0 in axes.reshape(-1)
+    def after_run(self, run_context, run_values):
+        values = run_context.session.run(self._variables)
+        is_moved = not all(comparison.is_scaled(self.first[name], values[name]) for name in self.weights)
+        self.after.append(Values(values, is_moved=is_moved))

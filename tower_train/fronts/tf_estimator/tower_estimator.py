@@ -8,7 +8,7 @@ import tensorflow as tf
 from tensorflow.python.training import training as training_module
 
 from tower_train.fronts import compat, meeting, placement
-from tower_train.fronts.tf_estimator import inputs, library, workers
+from tower_train.fronts.tf_estimator import inputs, library, proof, workers
 from tower_train.fronts.tf_estimator.towers import ModelTowers
 from tower_train.fronts.tf_estimator.training import Training
 from tower_train.graph import devices
@@ -38,6 +38,7 @@ class Estimator(library.estimator.Estimator):
     _train_distribution = _eval_distribution = property(lambda self: None, lambda self, strategy: None)
     _device_fn = property(lambda self: self._config.device_fn or devices.HOST, lambda self, function: None)
     _training: Training | None = None  # while `train` runs
+    _is_compared = False  # whether a training has compared its towers with one device
 
     @functools.cached_property
     def _placed(self) -> devices.Devices:
@@ -47,6 +48,9 @@ class Estimator(library.estimator.Estimator):
         return placed
 
     def train(self, input_fn, hooks=None, steps=None, max_steps=None, saving_listeners=None) -> "Estimator":
+        if not self._is_compared:
+            proof.compare_first(self, input_fn)
+            self._is_compared = True
         cluster = workers.join(self._config, self._placed)
         training = Training(self._placed, cluster, self._config.batch_norm)
         open_session = functools.partial(workers.open_session, training, max_steps)

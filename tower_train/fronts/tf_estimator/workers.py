@@ -9,7 +9,7 @@ from tower_train import console, errors
 from tower_train.cluster import program
 from tower_train.cluster.task import of_jobs
 from tower_train.config import Config
-from tower_train.fronts import compat, distributed
+from tower_train.fronts import compat, distributed, placement
 from tower_train.fronts.tf_estimator import library
 from tower_train.fronts.tf_estimator.training import Training
 from tower_train.graph import devices
@@ -27,21 +27,25 @@ class RunConfig(library.run_config.RunConfig):
       gpus: the ids of the GPUs that carry them, instead of num_gpus.
       worker_timeout_secs: seconds without a heartbeat after which another worker counts as missing.
       batch_norm: global: batches are normalised over all towers, as on one device; tower: each tower's by itself.
+      check_towers: auto: the first training compares several towers of one process with one device, as
+        tower_train.estimator.check does, before it begins; it prints a line, and raises if they differ; never: it does
+        not.
     """
 
     def __init__(
         self, *args, num_gpus: int | None = None, gpus: Sequence[int] | None = None,
-        worker_timeout_secs: float = Config.worker_timeout_secs, batch_norm: str = "global", **kwargs,
+        worker_timeout_secs: float = Config.worker_timeout_secs, batch_norm: str = "global",
+        check_towers: str = "auto", **kwargs,
     ):  # fmt: skip
-        if batch_norm not in ("global", "tower"):
-            raise errors.ConfigError(f"RunConfig(batch_norm={batch_norm!r}): it must be 'global' or 'tower'.")
-        self._batch_norm = batch_norm
+        placement.check_choices("RunConfig", batch_norm=batch_norm, check_towers=check_towers)
+        self._batch_norm, self._check_towers = batch_norm, check_towers
         self._num_gpus, self._gpus, self._worker_timeout_secs = num_gpus, gpus, worker_timeout_secs
         super().__init__(*args, **kwargs)
 
     num_gpus = property(lambda self: self._num_gpus)
     gpus = property(lambda self: self._gpus)
     batch_norm = property(lambda self: self._batch_norm)
+    check_towers = property(lambda self: self._check_towers)
     worker_timeout_secs = property(lambda self: self._worker_timeout_secs)
 
     @property
@@ -64,6 +68,7 @@ class RunConfig(library.run_config.RunConfig):
             "gpus",
             "worker_timeout_secs",
             "batch_norm",
+            "check_towers",
         ]
         return self._replace(copy.deepcopy(self), allowed, **changes)
 
