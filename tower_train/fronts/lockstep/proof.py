@@ -153,7 +153,10 @@ def _compared(
                 variables[i].assign(value if seed is None or i not in trained else rounded(value, rounding, seed))
             after = []
             for _, batch in zip(range(steps), itertools.cycle(rows), strict=False):
-                compat.train_on(model, batch)
+                with Updates() as updates:  # when the step is traced
+                    compat.train_on(model, batch)
+                if model is alone and dtype == "float64":
+                    _refuse_less_exact([grad for _, pairs in updates for grad, _ in pairs])
                 seen = {i: variables[i].numpy() for i in names}
                 is_moved = not all(comparison.is_scaled(before[i], seen[i]) for i in trained)
                 after.append(Values({name: seen[i] for i, name in names.items()}, is_moved=is_moved))
@@ -166,10 +169,6 @@ def _compared(
         return comparison.compare(one, training(towers(count, how)), [names[i] for i in trained], rounding)
 
     try:
-        with Updates() as updates:
-            compat.train_on(alone, rows[0])
-        if dtype == "float64":
-            _refuse_less_exact([grad for _, pairs in updates for grad, _ in pairs])
         verdict, by_tower = against(batch_norm), None
         if batch_norm == "tower" and verdict.excess:  # by design, if there is batch normalisation
             by_tower, verdict = verdict.excess[0], against("global")

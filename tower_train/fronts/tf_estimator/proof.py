@@ -93,9 +93,8 @@ def _compared(estimator, input_fn: Callable, count: int, is_first: bool) -> str:
         try:
             one = train(1)
         except NonFiniteLossError:
-            return (
-                f"*** towers: nothing to compare: the loss of {each * count} examples is not finite, or its gradients"
-            )
+            size = f"{STEPS} steps of {each * count} examples"
+            return f"*** towers: nothing to compare: the loss is not finite, or its gradients ({size})"
         secs = (time.monotonic() - began) * (count + 1)
         if is_first and secs > _LONG_SECS:
             console.say(
@@ -103,14 +102,16 @@ def _compared(estimator, input_fn: Callable, count: int, is_first: bool) -> str:
                 "(RunConfig(check_towers='never') leaves it out)"
             )
             count, each = 2, max(1, each // 2)
-        weights = [name for name in one.weights if name in one.first]
+            one = train(1)
 
-        def training(towers: int, batch_norm: str) -> comparison.Training:
-            return lambda seed: train(towers, batch_norm, seed, one.first).after
+        def of_one(seed: int | None) -> list[Values]:
+            return done.pop() if done and seed is None else train(1, "global", seed, one.first).after
 
         def against(batch_norm: str) -> comparison.Verdict:
-            of_one = training(1, "global")
-            return comparison.compare(of_one, training(count, batch_norm), weights, epsilon(one.dtype))
+            several = lambda _: train(count, batch_norm, None, one.first).after  # noqa: E731
+            return comparison.compare(of_one, several, one.weights, epsilon(one.dtype))
+
+        done = [one.after]
 
         verdict, by_tower = against(config.batch_norm), None
         if config.batch_norm == "tower" and verdict.excess:  # by design, if there is batch normalisation
