@@ -12,7 +12,7 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.arrays import outside_graph
 from tower_train.fronts import compat
-from tower_train.graph import context, towers
+from tower_train.graph import context, getters
 
 v1 = tf.compat.v1
 
@@ -40,7 +40,7 @@ def build_isolated(work: Callable[[keras.StatelessScope | None], Any], dtype: st
 
 def kept_in(dtype: str) -> str:
     """Returns the dtype of variables for arithmetic in this one."""
-    return towers.variable_dtype(tf.as_dtype(dtype)).name
+    return getters.variable_dtype(tf.as_dtype(dtype)).name
 
 
 def floatx(dtype: str):

@@ -1,7 +1,6 @@
 """Gradients: their mean over towers, their weight decay, and the update only if all of them are finite."""
 
-import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -102,55 +101,11 @@ def sum_rows(gradient: Gradient) -> Gradient:
     return tf.IndexedSlices(sums, indices, gradient.dense_shape)
 
 
-def update_if_finite(
-    towers: Iterable[tuple[tf.Tensor, GradientsAndVariables]],
-    applied_grads: GradientsAndVariables,
-    loss: tf.Tensor,
-    apply: Callable[[], tf.Operation],
-    skip: Callable[[], tf.Operation] = tf.no_op,
-    when: Callable[[tf.Tensor], tf.Tensor] = lambda is_finite: is_finite,
-    here: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
-) -> tf.Tensor:
-    """Applies the update only if the loss and all gradients are finite.
-
-    Sums carry NaN and Inf along, so it suffices to check what would be applied; towers are checked one by one only when
-    that is not finite.
-
-    Args:
-      towers: over towers, the loss, a scalar, and the gradients, as for average_gradients.
-      applied_grads: gradients that `apply` would apply.
-      loss: scalar.
-      apply: makes the ops of the update.
-      skip: makes the ops of a step without an update.
-      when: the outcome of the check -> the same, once the step may be counted.
-      here: makes the context of the check, the device of the gradients.
-
-    Returns:
-      bool [towers + 1, 1 + gradients]: whether the tower's loss, then each of its gradients, is finite; the last row is
-        of what would be applied, whose sums may overflow by themselves. If one is False no variable was changed.
-    """
-    trained = {variable.ref() for _, variable in applied_grads}
-    values = [[tower_loss, *(grad for grad, v in grads if v.ref() in trained)] for tower_loss, grads in towers]
-    with v1.name_scope("check_finite"), here():
-        applicable = _are_finite([loss, *(grad for grad, _ in applied_grads)])
-        is_applicable = tf.reduce_all(applicable)
-
-    def applied():
-        with tf.control_dependencies([apply()]):
-            return tf.ones([len(values) + 1, len(values[0])], tf.bool)
-
-    def refused():
-        with tf.control_dependencies([skip()]):
-            return tf.stack([*(_are_finite(row) for row in values), applicable])
-
-    return tf.cond(when(is_applicable), applied, refused, name="train")
-
-
 def not_finite(finite: np.ndarray, names: Sequence[str], num_workers: int = 1) -> str:
     """Names the towers and tensors at fault in a step.
 
     Args:
-      finite: the value of update_if_finite.
+      finite: the value of update.update_if_finite.
       names: of its columns.
       num_workers: that train together.
     """
@@ -167,7 +122,7 @@ def is_finite(value: Gradient | tf.Variable) -> tf.Tensor:
         return tf.reduce_all(tf.math.is_finite(tf.abs(values) if values.dtype.is_complex else values))
 
 
-def _are_finite(values: Sequence[Gradient]) -> tf.Tensor:
+def are_finite(values: Sequence[Gradient]) -> tf.Tensor:
     """Returns bool [values], `is_finite` of each; they leave their device together."""
     with tf.device(values[-1].device):
         return tf.stack([is_finite(value) for value in values])

@@ -1,27 +1,46 @@
 """The optimizers by their names, and Muon: momentum whose matrices are made orthogonal, so that a step moves all
 directions of a layer alike."""
 
+from typing import NamedTuple
+
 import tensorflow as tf
+
+from tower_train.graph.context import ParamGroup
+from tower_train.graph.devices import HOST
+from tower_train.graph.gradients import GradientsAndVariables
+from tower_train.graph.schedule import group_rate
 
 v1 = tf.compat.v1
 
 _COEFFICIENTS = 3.4445, -4.7750, 2.0315  # of Jordan's Newton-Schulz iteration: singular values to about 1, quickly
 
 
-def make_optimizer(
-    name: str, learning_rate: tf.Tensor, momentum: float, nesterov: bool = False, muon_iterations: int = 0
-) -> v1.train.Optimizer:  # fmt: skip
-    """Makes an optimizer by its name on the command line, with coefficients of the learning rate's dtype; muon of 0
-    iterations is momentum."""
-    exact = learning_rate.dtype.as_numpy_dtype  # TensorFlow would round Python's numbers to float32
-    momentum = exact(momentum)
-    if name == "sgd":
-        return v1.train.GradientDescentOptimizer(learning_rate)
-    if name in ("adam", "adamw"):  # its decay is in update.py, as every optimizer's
-        return v1.train.AdamOptimizer(learning_rate, exact(0.9), exact(0.999), exact(1e-8))
-    if name == "muon" and muon_iterations:
-        return Muon(learning_rate, momentum, nesterov, muon_iterations)
-    return v1.train.MomentumOptimizer(learning_rate, momentum, use_nesterov=nesterov)
+class Optimizers(NamedTuple):
+    """The optimizer of each group of variables."""
+
+    name: str  # on the command line
+    rate: tf.Tensor  # float64 scalar, the learning rate of the step
+    epochs_seen: tf.Tensor  # float64 scalar, before the step
+    momentum: float
+    nesterov: bool
+    muon_iterations: int
+    decay: float  # weights lose this times the rate
+
+    def make(self, group: ParamGroup, grads: GradientsAndVariables) -> tuple[v1.train.Optimizer, tf.Tensor | None]:
+        """Returns a group's optimizer, and the share by which a step decays its weights, None for none."""
+        is_double = any(variable.dtype.base_dtype.real_dtype == tf.float64 for _, variable in grads)
+        with tf.device(HOST):  # which has done with it long before the devices need it
+            rate = tf.cast(group_rate(self.rate, self.epochs_seen, group), tf.float64 if is_double else tf.float32)
+            decay = rate * self.decay if self.decay else None
+        exact = rate.dtype.as_numpy_dtype  # TensorFlow would round Python's numbers to float32
+        momentum = exact(self.momentum if group.momentum is None else group.momentum)
+        if self.name == "sgd":
+            return v1.train.GradientDescentOptimizer(rate), decay
+        if self.name in ("adam", "adamw"):  # its decay is in update.py, as every optimizer's
+            return v1.train.AdamOptimizer(rate, exact(0.9), exact(0.999), exact(1e-8)), decay
+        if self.name == "muon" and group.muon:
+            return Muon(rate, momentum, self.nesterov, self.muon_iterations), decay
+        return v1.train.MomentumOptimizer(rate, momentum, use_nesterov=self.nesterov), decay
 
 
 class Muon(v1.train.MomentumOptimizer):

@@ -2,13 +2,14 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from tower_train.examples import Examples
 from tower_train.graph.layout import Layout
+from tower_train.graph.order import Choice
+from tower_train.graph.step_plan import StepPlan
 from tower_train.graph.stream import Stream
 
 
@@ -65,20 +66,12 @@ class Compared(NamedTuple):
     normalizes: bool  # whether layers normalise by the statistics of a tower's batch
 
 
-class Choice(NamedTuple):
-    """The choice of hard examples."""
-
-    pass_at: Callable[[int], int]  # position -> the number of the pass that has it
-    choose: tf.Tensor  # bool scalar; chooses the examples of the next step's pass, if that is due; whether it was
-
-
 @dataclasses.dataclass(frozen=True)
 class TrainingGraph:
     """A built training graph."""
 
     graph: tf.Graph
-    layout: Layout  # the topology of a step
-    examples: Examples  # those that are trained on
+    plan: StepPlan
     stream: Stream  # the batches; its initializer is run after variables hold their values
     # does one step; if a loss or gradient is not finite nothing but the stream moves, and with --on_nonfinite=skip, or
     # where float16 overflowed, global_step, examples_seen and the loss scale
@@ -93,6 +86,16 @@ class TrainingGraph:
     compared: Compared  # values by which the towers are compared with one
     choice: Choice | None  # of hard examples, to be made between two steps; None if all are trained on
     notes: tuple[str, ...]  # lines for the log
+
+    @property
+    def layout(self) -> Layout:
+        """The topology of a step."""
+        return self.plan.layout
+
+    @property
+    def examples(self) -> Examples:
+        """The examples that are trained on."""
+        return self.plan.examples
 
     @property
     def checked(self) -> tuple[str, ...]:

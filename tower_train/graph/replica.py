@@ -17,6 +17,7 @@ from tower_train.graph import collected, gradients, xla
 from tower_train.graph.collectives import AllReduce
 from tower_train.graph.context import Context, Statistic
 from tower_train.graph.gradients import GradientsAndVariables
+from tower_train.graph.loss_scale import LossScale
 from tower_train.graph.variables import Variables
 
 v1 = tf.compat.v1
@@ -35,6 +36,17 @@ class BuiltTower(NamedTuple):
         return [gradient.op for gradient, _ in self.gradients if gradient is not None]
 
 
+class Mean(NamedTuple):
+    """The means over all towers of all workers."""
+
+    loss: tf.Tensor  # with weight decay, scalar
+    data_loss: tf.Tensor  # without
+    gradients: GradientsAndVariables  # the first replica's; the others have the same
+    before_update: list[tf.Operation]  # that each step must run, and before the weights change
+    stopping: tf.Tensor | None  # scalar, above 0 once a worker has asked all to end; None for one worker
+    ask_to_stop: tf.Operation | None  # by which this worker asks
+
+
 class Replica:
     """A copy of the variables, its towers and their means."""
 
@@ -50,15 +62,12 @@ class Replica:
         self.weight_decay: tf.Tensor | float = 0.0  # the sum of the variables' regularizers, scalar
         self._contained = []  # the values of regularizers that the towers' losses contain
 
-    def add(self, context: Context, loss: tf.Tensor, tower_grads: GradientsAndVariables) -> None:
-        """Adds a tower, see BuiltTower."""
-        self.towers.append(BuiltTower(context, loss, tower_grads))
-
-    def whole_loss(self, loss: tf.Tensor) -> tf.Tensor:
-        """Returns the loss of the tower that is being built, with the losses that it has collected."""
+    def add(self, context: Context, loss: tf.Tensor, scale: LossScale) -> None:
+        """Adds the tower that is being built: its loss, with those that its layers collected, and its gradients."""
         loss, contained = collected.whole_loss(loss, self.variables.decays)
         self._contained += contained
-        return loss
+        context.draws.close()  # the backward pass may not draw: recomputed layers would draw other numbers
+        self.towers.append(BuiltTower(context, loss, scale.gradients(self.variables.gradients, loss)))
 
     def after_last_tower(self, batch: Tensors) -> Tensors:
         """Delays a batch until the tower before it on its device is done."""
@@ -125,16 +134,13 @@ def make_replicas(devices: Sequence[str], is_compiled: bool) -> list[Replica]:
     return [Replica(variables, is_compiled) for variables in (originals, *copies)]
 
 
-def average(replicas: Sequence[Replica], all_reduce: AllReduce, others: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def average(replicas: Sequence[Replica], all_reduce: AllReduce, clip_gradients: float) -> Mean:
     """Gives each replica the mean gradients, loss and statistics over all towers of all workers.
 
     Args:
       replicas: of this worker.
       all_reduce: averages between the replicas of all workers.
-      others: scalars of this worker that travel beside the losses.
-
-    Returns:
-      The means of `others` over workers.
+      clip_gradients: limit of the gradients' norm, with weight decay; 0 for none.
 
     Raises:
       GraphError: there are no gradients, or towers have different variables, gradients or statistics.
@@ -144,13 +150,29 @@ def average(replicas: Sequence[Replica], all_reduce: AllReduce, others: Sequence
             "The network trains nothing: its loss depends on no variable. Get some with tf.compat.v1.get_variable."
         )
     _check_alike(replicas)
+    votes, ask_to_stop = _stop_request(replicas[0].towers[0].loss.dtype) if all_reduce.num_workers > 1 else ([], None)
     local = [replica.average_gradients() for replica in replicas]
     means = all_reduce.mean([[grad for grad, _ in grads] for grads in local])
-    values = all_reduce.mean([replica.average_values(others) for replica in replicas])
+    # Apart from the gradients, as these may be large and the loss may come in another dtype; votes travel with it.
+    values = all_reduce.mean([replica.average_values(votes) for replica in replicas])
     originals = [variable for _, variable in local[0]]
     for replica, grads, (loss, *rest) in zip(replicas, means, values, strict=True):
-        replica.receive(list(zip(grads, originals, strict=True)), loss, rest[len(others) :])
-    return values[0][1 : 1 + len(others)]
+        replica.receive(list(zip(grads, originals, strict=True)), loss, rest[len(votes) :])
+        replica.finish_gradients(clip_gradients)
+    first = replicas[0]
+    with first.here():
+        loss = first.loss + first.weight_decay
+    # Layers may assign values that are read from the weights, so these are needed before the update.
+    moving = [each.value.op for replica in replicas for each in replica.moving]
+    stopping = values[0][1] if votes else None
+    return Mean(loss, first.loss, first.mean_grads, [*all_reduce.operations, *moving], stopping, ask_to_stop)
+
+
+def _stop_request(dtype: tf.DType) -> tuple[list[tf.Tensor], tf.Operation]:
+    """Returns scalars, above 0 once this worker asks all to end, and the op that asks."""
+    collections = [v1.GraphKeys.LOCAL_VARIABLES]
+    asked = v1.get_variable("stopping", [], dtype, v1.zeros_initializer(), trainable=False, collections=collections)
+    return [asked.read_value()], asked.assign(1, read_value=False)
 
 
 def towers_of(replicas: Sequence[Replica]) -> list[BuiltTower]:

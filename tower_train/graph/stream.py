@@ -1,7 +1,7 @@
 """An endless, seeded stream of positions, each of one example.
 
 Position p belongs to epoch p // n and to example permutation(seed, epoch)[p % n], unless examples are left out (see
-hard_examples.py). Nothing is buffered and nothing depends on the number of towers, so the number of examples seen is a
+order.py). Nothing is buffered and nothing depends on the number of towers, so the number of examples seen is a
 run's position.
 
 A data set with an order of its own keeps that order; then only its iterator knows the position, and its state goes into
@@ -21,9 +21,10 @@ from tower_train import errors, host, user_functions
 from tower_train.examples import Examples, Tensors
 from tower_train.graph import elements, xla
 from tower_train.graph.devices import HOST
-from tower_train.graph.draws import Draws, located
+from tower_train.graph.draws import Draws
 from tower_train.graph.gradients import is_finite
 from tower_train.graph.layout import Layout, Tower
+from tower_train.graph.order import AllExamples
 from tower_train.graph.transfer import TO_HOST, Batches, Transfer, stage_batches
 from tower_train.workload import Workload
 
@@ -38,6 +39,7 @@ class Stream:
     batches: Batches  # a list over towers of (features, labels); each session.run consumes one step of all of them
     initializer: tf.Operation  # op that puts the stream at its start; run it after variables hold their values
     positions: list[tf.Tensor]  # over towers, int64 scalar, that of its first example
+    order: AllExamples
     # to save and restore, if the number of examples seen does not determine it; else None
     state: elements.IteratorState | None = None
     # ops that each step must run before it counts, which fetch the next step's batches; none if fetching a batch
@@ -73,81 +75,117 @@ class Stream:
 
 
 def training_stream(
-    workload: Workload, examples: Examples, seed: int, examples_seen: tf.Tensor, layout: Layout,
-    transfer: Transfer = TO_HOST, locate: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]] | None = None,
+    workload: Workload,
+    examples: Examples,
+    seed: int,
+    examples_seen: tf.Tensor,
+    layout: Layout,
+    transfer: Transfer = TO_HOST,
+    order: AllExamples | None = None,
     is_compiled: bool = False,
-) -> Stream:  # fmt: skip
+) -> Stream:
     """Makes the stream of training batches, which begin at position `examples_seen` (int64 scalar) of each step.
 
     Tower i of a step that begins at position p gets the positions from p + i * tower_batch on, counted over the towers
     of all workers, worker 0's first. Examples in their own order take those positions in that order, except those of
-    files, of which each worker has its own order. `locate` names the (epochs, examples) of positions; None for passes
-    over all examples. is_compiled: whether what is computed on the towers' devices is for XLA.
+    files, of which each worker has its own order.
+
+    Args:
+      workload, examples, seed, layout: of the training.
+      examples_seen: as above.
+      transfer: of the batches to their towers.
+      order: of examples by index; None for passes over all.
+      is_compiled: whether XLA compiles what is computed on the towers' devices.
     """
     if workload.mix and layout.tower_batch % 2:
         raise errors.ConfigError(
             f"workload {workload.name} mixes examples in pairs, and {layout.tower_batch} per tower is odd. Choose a "
             "--batch_size, or a --global_batch_size, that gives each tower an even number."
         )
-    first, size = examples_seen + layout.first_tower * layout.tower_batch, layout.tower_batch
-    positions = [first + i * size for i in range(layout.num_towers)]
+    order = order or AllExamples(examples, seed)
+    first = examples_seen + layout.first_tower * layout.tower_batch
+    positions = [first + i * layout.tower_batch for i in range(layout.num_towers)]
     steps = tf.data.Dataset.range(first, np.iinfo(np.int64).max - layout.global_batch, layout.global_batch)
-    # Towers divide the elements of a data set once these have left the iterator, so that its state does not depend on
-    # their number; examples by index come as whole steps, or as towers' batches several at a time.
-    by_tower = (transfer.is_staged or transfer.augments_there) and not examples.elements
-    parts = layout.num_towers if by_tower else 1
-    part_size = layout.worker_batch // parts
+    draws = functools.partial(Draws, seed, locate=order.locate)
+    reader = _Reader(workload, examples, layout, transfer, draws, is_compiled)
     if examples.elements:
-        dataset, length = elements.batches(examples, part_size, layout.num_workers, layout.worker)
+        dataset, length = elements.batches(examples, reader.part_size, layout.num_workers, layout.worker)
         steps = tf.data.Dataset.zip(steps, dataset)
-    fetch = examples.opened() if examples.open else None
-
-    of_all = functools.partial(located, num_examples=examples.num_examples, seed=None if examples.elements else seed)
-    draws = functools.partial(Draws, seed, locate=locate or of_all)
-
-    def part(position: tf.Tensor, batch: tuple[Tensors, Tensors] | None = None) -> tuple[Tensors, Tensors]:
-        numbers = draws(position, part_size, device=None)
-        features, labels = fetch(numbers.indices) if batch is None else batch
-        if not transfer.augments_there:
-            features, labels = _preprocess(workload, features, labels, numbers)
-        return with_batch_size((features, labels), part_size)
-
-    def take() -> Batches:
-        batches = iterator.get_next()
-        return list(batches) if parts == layout.num_towers else _divided(batches[0], layout)
-
-    def step(position: tf.Tensor, *batch) -> tuple[tuple[Tensors, Tensors], ...]:
-        return tuple(part(position + i * part_size, *batch) for i in range(parts))
-
-    iterator = iterator_over(steps, step, examples, branches=parts)
-
-    def on_devices(batches: Batches, seen: tf.Tensor) -> Batches:
-        """Returns the batches of the step from position `seen` on as the towers take them."""
-        return [
-            on_device(tower, batch, seen + (layout.first_tower + i) * size)
-            for i, (tower, batch) in enumerate(zip(layout.towers, batches, strict=True))
-        ]
-
-    def on_device(tower: Tower, batch: tuple[Tensors, Tensors], position: tf.Tensor) -> tuple[Tensors, Tensors]:
-        if not transfer.augments_there:
-            return batch
-        with (
-            tf.device(tower.device),
-            xla.compiled(is_compiled, tower.device, "input"),
-            tf.compat.v1.name_scope(f"tower_{tower.index}/preprocess/"),
-        ):
-            here = tf.nest.map_structure(tf.identity, batch[0])
-            batch = _preprocess(workload, here, batch[1], draws(position, size))
-        return with_batch_size(batch, size)
-
+    iterator = iterator_over(steps, reader.read, examples, branches=reader.parts)
+    take = functools.partial(reader.take, iterator)
     if transfer.is_staged:
         begin = iterator.initializer
-        batches, initializer, renewal = stage_batches(take, on_devices, begin, layout, examples_seen, transfer.end)
+        staged = stage_batches(take, reader.on_devices, begin, layout, examples_seen, transfer.end)
+        batches, initializer, renewal = staged
     else:
-        batches, initializer, renewal = on_devices(take(), examples_seen), iterator.initializer, ()
+        batches, initializer, renewal = reader.on_devices(take(), examples_seen), iterator.initializer, ()
     state = elements.state_of(iterator, layout, not transfer.augments_there, length) if examples.elements else None
     notes = tuple(filter(None, (transfer.note, elements.workers_line(examples, layout.num_workers))))
-    return Stream(batches, initializer, positions, state, renewal, notes)
+    return Stream(batches, initializer, positions, order, state, renewal, notes)
+
+
+class _Reader:
+    """Reads a step's batches on the host, and preprocesses them there or on their towers' devices."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        examples: Examples,
+        layout: Layout,
+        transfer: Transfer,
+        draws: Callable[..., Draws],
+        is_compiled: bool,
+    ):
+        """Opens the examples. draws: makes the random numbers of a position and a number of examples."""
+        self._workload, self._layout, self._transfer = workload, layout, transfer
+        self._draws, self._is_compiled = draws, is_compiled
+        # Towers divide the elements of a data set once these have left the iterator, so that its state does not depend
+        # on their number; examples by index come as whole steps, or as towers' batches several at a time.
+        by_tower = (transfer.is_staged or transfer.augments_there) and not examples.elements
+        self.parts = layout.num_towers if by_tower else 1
+        self.part_size = layout.worker_batch // self.parts
+        self._fetch = examples.opened() if examples.open else None
+
+    def read(self, position: tf.Tensor, *elements) -> tuple[tuple[Tensors, Tensors], ...]:
+        """Returns the parts of the step from a position on; of the (features, labels) of these elements, if any."""
+        return tuple(self._part(position + i * self.part_size, *elements) for i in range(self.parts))
+
+    def _part(self, position: tf.Tensor, batch: tuple[Tensors, Tensors] | None = None) -> tuple[Tensors, Tensors]:
+        draws = self._draws(position, self.part_size, device=None)
+        features, labels = self._fetch(draws.indices) if batch is None else batch
+        if not self._transfer.augments_there:
+            features, labels = _preprocess(self._workload, features, labels, draws)
+        return with_batch_size((features, labels), self.part_size)
+
+    def take(self, iterator) -> Batches:
+        """Takes a step out of the iterator over what `read` returns; over towers."""
+        batches, size = iterator.get_next(), self._layout.tower_batch
+        if self.parts == self._layout.num_towers:
+            return list(batches)
+        towers = range(self._layout.num_towers)
+        return [tf.nest.map_structure(lambda t, i=i: t[i * size : (i + 1) * size], batches[0]) for i in towers]
+
+    def on_devices(self, batches: Batches, seen: tf.Tensor) -> Batches:
+        """Returns the batches of the step from position `seen` on as the towers take them."""
+        if not self._transfer.augments_there:
+            return batches
+        first, size = seen + self._layout.first_tower * self._layout.tower_batch, self._layout.tower_batch
+        return [
+            self._on_device(tower, batch, first + i * size)
+            for i, (tower, batch) in enumerate(zip(self._layout.towers, batches, strict=True))
+        ]
+
+    def _on_device(self, tower: Tower, batch: tuple[Tensors, Tensors], position: tf.Tensor) -> tuple[Tensors, Tensors]:
+        with (
+            tf.device(tower.device),
+            xla.compiled(self._is_compiled, tower.device, "input"),
+            tf.compat.v1.name_scope(f"tower_{tower.index}/preprocess/"),
+        ):
+            # Images cross as uint8; augmentation makes four times as many bytes of them.
+            here = tf.nest.map_structure(tf.identity, batch[0])
+            draws = self._draws(position, self._layout.tower_batch)
+            batch = _preprocess(self._workload, here, batch[1], draws)
+        return with_batch_size(batch, self._layout.tower_batch)
 
 
 def _preprocess(workload: Workload, features: Tensors, labels: Tensors, draws: Draws) -> tuple[Tensors, Tensors]:
@@ -162,11 +200,6 @@ def _preprocess(workload: Workload, features: Tensors, labels: Tensors, draws: D
 def prepared(workload: Workload, features: Tensors) -> Tensors:
     """Returns features as the network takes them in evaluation."""
     return user_functions.call(workload, "prepare", features) if workload.prepare else features
-
-
-def _divided(whole: tuple[Tensors, Tensors], layout: Layout) -> Batches:
-    size = layout.tower_batch
-    return [tf.nest.map_structure(lambda t, i=i: t[i * size : (i + 1) * size], whole) for i in range(layout.num_towers)]
 
 
 def iterator_over(steps: tf.data.Dataset, step: Callable, examples: Examples, branches: int = 1):

@@ -1,29 +1,51 @@
-"""One tower's network and loss, and the custom getters of its variables."""
+"""One tower: the scope in which it is built, its network and its loss."""
 
+import contextlib
 import copy
 import dataclasses
-import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import tensorflow as tf
 
-from tower_train import errors, user_functions
+from tower_train import errors, normalization, user_functions
 from tower_train.examples import Examples, Mixed, Tensors, Weighted
-from tower_train.graph import context
+from tower_train.graph import context, xla
+from tower_train.graph.draws import Draws
+from tower_train.graph.getters import seeded, variable_dtype
+from tower_train.graph.layout import Tower
+from tower_train.graph.variables import Variables
 from tower_train.measures import classification_metrics, softmax_cross_entropy
 from tower_train.workload import Workload
 
 v1 = tf.compat.v1
 
 
-def variable_dtype(dtype: tf.DType) -> tf.DType:
-    """Returns the dtype of variables, gradients and losses: that of the arithmetic, but never below float32.
+@dataclasses.dataclass(frozen=True)
+class TowerScope:
+    """The scope in which the towers of a step are built."""
 
-    A step's change of a weight is mostly too small for bfloat16 and float16 (Micikevicius et al. 2018, "Mixed precision
-    training", section 3.1).
-    """
-    return tf.float32 if dtype in (tf.bfloat16, tf.float16) else dtype
+    context: context.Context  # from which each tower's is made; its index is that of this worker's first tower
+    seed: int  # of initial weights, and of the layers' random numbers
+    tower_batch: int
+    examples_seen: tf.Tensor  # the position of the step
+    is_compiled: bool  # by XLA
+
+    @contextlib.contextmanager
+    def enter(
+        self, tower: Tower, variables: Variables, batch: Tensors, position: tf.Tensor
+    ) -> Iterator[context.Context]:
+        """Builds a tower within this block: on its device, in its name scope, on these variables, with the random
+        numbers of the position of its batch."""
+        draws = Draws(self.seed, position, self.tower_batch, self.examples_seen)
+        inputs = tf.nest.flatten(batch, expand_composites=True)
+        with (
+            variables.tower(tower, seeded(self.seed)),
+            xla.compiled(self.is_compiled, tower.device),
+            self.context.enter_tower(tower.index, draws, tower.turn, inputs) as entered,
+            normalization.over_towers(),
+        ):
+            yield entered
 
 
 def tower_outputs(workload: Workload, features: Tensors, dtype: tf.DType, training: bool) -> Tensors:
@@ -134,37 +156,3 @@ def is_of_classes(function: Callable) -> bool:
 
 def _cast_floating(tensors: Tensors, dtype: tf.DType) -> Tensors:
     return tf.nest.map_structure(lambda t: tf.cast(t, dtype) if t.dtype.is_floating else t, tensors)
-
-
-def kept_in_full_precision(getter, name, shape=None, dtype=tf.float32, initializer=None, *args, **kwargs):
-    """Gets a copy of a float32 variable for a network that asks for one below float32; a custom getter."""
-    dtype = tf.as_dtype(dtype)
-    if initializer is not None and not callable(initializer):  # a value, whose dtype is that of the variable
-        value = tf.convert_to_tensor(initializer)
-        dtype, initializer = value.dtype, tf.cast(value, variable_dtype(value.dtype))
-    variable = getter(name, shape, variable_dtype(dtype), initializer, *args, **kwargs)
-    if variable.dtype.base_dtype == dtype:
-        return variable
-    return tf.cast(variable, dtype)
-
-
-def seeded(seed: int):
-    """Returns a custom getter that seeds initializers by name: default seeds depend on the number of ops and towers."""
-
-    def with_seed(getter, name, shape=None, dtype=None, initializer=None, *args, **kwargs):
-        if initializer is None and tf.as_dtype(dtype).is_floating:
-            initializer = v1.glorot_uniform_initializer()  # get_variable's own default for floating-point variables
-        if isinstance(initializer, type):
-            initializer = initializer()
-        of_keras = getattr(initializer, "_init_seed", 0) is None
-        if of_keras or getattr(initializer, "seed", 0) is None:
-            digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
-            number = int.from_bytes(digest[:4], "little") & 0x7FFFFFFF
-            if of_keras or hasattr(initializer, "_random_generator"):  # they have made numbers of a seed already
-                initializer = type(initializer).from_config(initializer.get_config() | {"seed": number})
-            else:
-                initializer = copy.copy(initializer)  # the caller may share it between variables
-                initializer.seed = number
-        return getter(name, shape, dtype, initializer, *args, **kwargs)
-
-    return with_seed

@@ -7,8 +7,10 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.graph.context import ParamGroup, Statistic
-from tower_train.graph.gradients import GradientsAndVariables
-from tower_train.graph.replica import Replica
+from tower_train.graph.gradients import are_finite
+from tower_train.graph.loss_scale import LossScale
+from tower_train.graph.optimizers import Optimizers
+from tower_train.graph.replica import Mean, Replica, towers_of
 
 v1 = tf.compat.v1
 
@@ -19,16 +21,13 @@ _NOT_DECAYED = re.compile(r"(bias|biases|beta|gamma|offset|scale)(_\d+)?")  # of
 class Counters:
     """The counters of steps and of examples."""
 
-    def __init__(self, global_batch: int):
-        """Creates the counters; a step adds global_batch examples."""
+    def __init__(self, global_batch: int, num_examples: int):
+        """Creates the counters; a step adds global_batch examples, of num_examples an epoch."""
         self.global_step = v1.train.create_global_step()  # int64 variable, steps done
         # int64 variable, examples trained on
         self.examples_seen = v1.get_variable("examples_seen", [], tf.int64, v1.zeros_initializer(), trainable=False)
+        self.epochs_seen = tf.cast(self.examples_seen, tf.float64) / num_examples  # before this step
         self._global_batch = global_batch
-
-    def epochs_seen(self, num_examples: int) -> tf.Tensor:
-        """Returns the epochs seen before this step; float64 scalar."""
-        return tf.cast(self.examples_seen, tf.float64) / num_examples
 
     def count(
         self, others: Sequence[tuple[tf.Variable, tf.Tensor]] = (), after: Sequence[tf.Operation] = ()
@@ -39,9 +38,64 @@ class Counters:
             return tf.group(*[counter.assign_add(amount) for counter, amount in amounts])
 
 
+class Update:
+    """The update of all replicas, which counts the step; and what a step does that has none."""
+
+    def __init__(self, parts: Sequence[Callable[[], tf.Operation]], counters: Counters, scale: LossScale, skips: bool):
+        """Keeps functions that build the update of each replica. skips: as for LossScale.without_update."""
+        self._parts, self._counters, self._scale, self._skips = parts, counters, scale, skips
+
+    def apply(self) -> tf.Operation:
+        """Builds the update."""
+        return self._counters.count(self._scale.after_update(), after=[build() for build in self._parts])
+
+    def skip(self, loss: tf.Tensor) -> tf.Operation:
+        """Builds a step with this loss, or gradients, that are not finite."""
+        return self._scale.without_update(loss, self._counters.count, self._skips)
+
+
+def update_if_finite(
+    replicas: Sequence[Replica], mean: Mean, update: Update, when: Callable[[tf.Tensor], tf.Tensor]
+) -> tf.Tensor:
+    """Updates only if the loss and all gradients are finite.
+
+    Sums carry NaN and Inf along, so it suffices to check what would be applied; towers are checked one by one only when
+    that is not finite.
+
+    Args:
+      replicas, mean: with the towers' results, and their means.
+      update: builds both branches of the conditional.
+      when: the outcome of the check -> the same, once the step may be counted.
+
+    Returns:
+      bool [towers + 1, 1 + gradients]: whether the tower's loss, then each of its gradients, is finite; the last row is
+        of what would be applied, whose sums may overflow by themselves. If one is False no variable was changed.
+    """
+    trained = {variable.ref() for _, variable in mean.gradients}
+    # The gradients' variables are the originals, as those of the first replica are.
+    towers = [
+        [tower.loss, *(grad for grad, variable in tower.gradients if variable.ref() in trained)]
+        for tower in towers_of(replicas)
+    ]
+
+    def applied() -> tf.Tensor:
+        with tf.control_dependencies([update.apply()]):
+            return tf.ones([len(towers) + 1, len(towers[0])], tf.bool)
+
+    def refused() -> tf.Tensor:
+        with tf.control_dependencies([update.skip(mean.loss)]):
+            return tf.stack([*(are_finite(values) for values in towers), applicable])
+
+    with tf.control_dependencies(mean.before_update):
+        with v1.name_scope("check_finite"), replicas[0].here():
+            applicable = are_finite([mean.loss, *(grad for grad, _ in mean.gradients)])
+            is_applicable = tf.reduce_all(applicable)
+        return tf.cond(when(is_applicable), applied, refused, name="train")
+
+
 def prepare_update(
     replica: Replica,
-    make_optimizer: Callable[[ParamGroup, GradientsAndVariables], tuple[v1.train.Optimizer, tf.Tensor | None]],
+    optimizers: Optimizers,
     param_groups: Mapping[str, ParamGroup],
     average_decay: float,
     global_step: tf.Variable,
@@ -50,7 +104,7 @@ def prepare_update(
 
     Args:
       replica: with its mean gradients.
-      make_optimizer: makes the optimizer of a group and its gradients, and the share by which a step decays weights.
+      optimizers: makes the optimizer of each group.
       param_groups: {name of a variable in a block of layers.param_group: its group}.
       average_decay: of the moving averages of weights and averaged statistics; 0 for none.
       global_step: int64 variable, steps done before this one.
@@ -65,7 +119,7 @@ def prepare_update(
         groups.setdefault(group, []).append((gradient, variable))
     averaged = [*replica.variables.trained(), *(each.moving for each in replica.moving if each.is_averaged)]
     with replica.variables.more_states():
-        optimizers = [(*make_optimizer(group, grads), grads) for group, grads in groups.items() if grads]
+        optimizers = [(*optimizers.make(group, grads), grads) for group, grads in groups.items() if grads]
         for optimizer, _, grads in optimizers:
             optimizer._create_slots([variable for _, variable in grads])  # else within the conditional
         averages = [_create_average(variable) for variable in averaged] if average_decay else []

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.graph import collected, towers
+from tower_train.graph import collected, getters
 from tower_train.graph.devices import HOST
 from tower_train.graph.gradients import GradientsAndVariables
 from tower_train.graph.layout import Tower
@@ -41,7 +41,7 @@ class Variables:
 
         Args:
           place: of the tower in the step; tower 0 creates the variables, later ones reuse them.
-          getter: custom getter for initial values: such as `towers.seeded(seed)`.
+          getter: custom getter for initial values: such as `getters.seeded(seed)`.
 
         Raises:
           GraphError: a later tower would create a variable, or some cannot be copied.
@@ -95,7 +95,7 @@ class Variables:
             tf.device(place.device),
             v1.name_scope(f"tower_{place.index}/"),
             v1.variable_scope(v1.get_variable_scope(), custom_getter=getter),
-            v1.variable_scope(v1.get_variable_scope(), custom_getter=towers.kept_in_full_precision),
+            v1.variable_scope(v1.get_variable_scope(), custom_getter=getters.kept_in_full_precision),
         ):
             yield
 

@@ -1,22 +1,24 @@
-"""Passes over the examples that are hard: those whose losses were the greatest when they were last trained on.
+"""The order of examples by index: passes over all of them, or from an epoch on over those that are hard.
 
-After Jiang et al. 2019 ("Accelerating deep learning by focusing on the biggest losers", arXiv 1910.00762), with the
-loss of the last time instead of a forward pass, as Qin et al. 2024 ("InfoBatch", arXiv 2303.04947) take it. What a pass
-holds is chosen once, at the end of a step; which of them comes when is a function of the position. So a resumed run
-trains what a whole one trains, and several towers what one trains, where their losses are those of one: but for
-batch normalisation by tower, and roundings between losses that are all but equal.
+Hard are examples whose losses were the greatest when they were last trained on. After Jiang et al. 2019 ("Accelerating
+deep learning by focusing on the biggest losers", arXiv 1910.00762), with the loss of the last time instead of a forward
+pass, as Qin et al. 2024 ("InfoBatch", arXiv 2303.04947) take it. What a pass holds is chosen once, at the end of a
+step; which of them comes when is a function of the position. So a resumed run trains what a whole one trains, and
+several towers what one trains, if their losses are those of one: not with batch normalisation by tower, nor if losses
+are equal but for rounding.
 """
 
 import functools
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
 from tower_train.examples import Examples, Tensors, Weighted
-from tower_train.graph.draws import shuffled
+from tower_train.graph.draws import located, shuffled
 from tower_train.measures import softmax_cross_entropies, softmax_cross_entropy
 from tower_train.options import rules
 from tower_train.workload import Workload
@@ -24,26 +26,57 @@ from tower_train.workload import Workload
 v1 = tf.compat.v1
 
 
-def of(text: str | None, workload: Workload, examples: Examples, seed: int, batch: int) -> "HardExamples | None":
-    """Returns the choice that --keep_hardest asks for; None without it.
+class Choice(NamedTuple):
+    """The choice of a pass's examples, made between two steps."""
+
+    pass_at: Callable[[int], int]  # position -> the number of the pass that has it
+    choose: tf.Tensor  # bool scalar; chooses the examples of the next step's pass, if that is due; whether it was
+
+
+class AllExamples:
+    """Passes over all examples; each is shuffled, unless they come in an order of their own."""
+
+    def __init__(self, examples: Examples, seed: int):
+        self._num_examples, self._seed = examples.num_examples, None if examples.elements else seed
+
+    def locate(self, positions: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """Returns (passes before, index of the example or None) at int64 [batch] positions."""
+        return located(positions, self._num_examples, self._seed)
+
+    def note_losses(self, outputs: Tensors, labels: Tensors) -> None:
+        """Takes the losses of a tower's examples, by which an order may choose; called within the tower."""
+
+    def prepare_update(self, first: tf.Tensor, gather: Callable) -> list[Callable[[], tf.Operation]]:
+        """Returns functions that make the ops of an update, in a step that begins at the position `first`."""
+        return []
+
+    def choice(self, position: tf.Tensor) -> Choice | None:
+        """Returns the choice to be made before the step that begins at this position; None if there is nothing to
+        choose."""
+        return None
+
+
+def order_of(keep_hardest: str | None, workload: Workload, examples: Examples, seed: int, batch: int) -> AllExamples:
+    """Returns the order of a training.
 
     Args:
-      text: of the option.
+      keep_hardest: the option; None for all examples.
+      workload, examples, seed: of the training.
       batch: of a step, over all workers.
 
     Raises:
-      ConfigError: the examples or their losses do not allow it.
+      ConfigError: the examples or their losses do not allow a choice.
     """
-    if text is None:
-        return None
-    epoch, share = rules.parse_hardest(text)
+    if keep_hardest is None:
+        return AllExamples(examples, seed)
+    epoch, share = rules.parse_hardest(keep_hardest)
     size = max(1, round(share * examples.num_examples))
-    _check(text, workload, examples, size, batch)
+    _check(keep_hardest, workload, examples, size, batch)
     losses = functools.partial(softmax_cross_entropies, **getattr(workload.loss, "keywords", {}))
     return HardExamples(losses, examples.num_examples, epoch, size, seed, batch)
 
 
-class HardExamples:
+class HardExamples(AllExamples):
     """The choice of examples from an epoch on.
 
     The first positions, `begin` of them, are passes over all n examples. Those that follow are passes of `size`: pass k
@@ -91,53 +124,43 @@ class HardExamples:
         chosen = tf.gather_nd(self._rows, tf.stack([rows, tf.minimum(places, np.int64(self.size - 1))], axis=1))
         return epochs, tf.where(is_chosen, chosen, places)
 
-    def add(self, outputs: Tensors, labels: Tensors) -> None:
-        """Takes the losses of a tower's examples, tower by tower."""
+    def note_losses(self, outputs: Tensors, labels: Tensors) -> None:
         labels, weights = Weighted.of(labels)
         losses = tf.cast(self._losses_of(outputs, labels), tf.float64)
         losses = tf.reduce_mean(losses, list(range(1, losses.shape.rank)))
         self._of_towers.append(losses if weights is None else losses * tf.cast(weights, tf.float64))
 
-    def prepare_note(self, first: tf.Tensor, gather: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[], tf.Operation]:
-        """Returns a function that makes the op which notes the losses of a step that begins at the position `first`.
-
-        Of an example that is in the batch twice, at the end of a pass and the beginning of the next, the greater one.
-
-        Args:
-          first: int64 scalar.
-          gather: this worker's rows to those of all workers.
-        """
+    def prepare_update(self, first: tf.Tensor, gather: Callable) -> list[Callable[[], tf.Operation]]:
+        """Prepares to note the losses; gather: this worker's rows to those of all workers."""
         losses = gather(tf.concat(self._of_towers, 0))
         with v1.name_scope("hard_examples"):  # found while the towers compute
             _, indices = self.locate(first + tf.range(self._batch, dtype=tf.int64))
             examples, places = tf.unique(indices)
 
-        def note():
+        def note() -> tf.Operation:
             with v1.name_scope("hard_examples"):
+                # an example may be in the batch twice, at the end of a pass and the beginning of the next
                 greatest = tf.math.unsorted_segment_max(losses, places, tf.size(examples))
                 return tf.raw_ops.ResourceScatterUpdate(
                     resource=self._losses.handle, indices=examples, updates=greatest
                 )
 
-        return note
+        return [note]
 
-    def choose(self, position: tf.Tensor) -> tf.Tensor:
-        """Chooses the examples of the pass that the step from this position on comes to; bool: whether that was due."""
+    def choice(self, position: tf.Tensor) -> Choice:
         coming = self.pass_at(position + self._batch - 1)
 
-        def chosen():
+        def chosen() -> tf.Tensor:
             hardest = tf.sort(tf.cast(tf.math.top_k(self._losses, self.size).indices, tf.int64))
-            before = tf.where(
-                tf.equal(coming, second + 1), self._rows[1], hardest
-            )  # the pass before, where it was chosen
-            with tf.control_dependencies(
-                [self._chosen.assign(tf.stack([before, hardest])), self._second.assign(coming)]
-            ):
+            # the first row holds the pass before, if that was chosen
+            rows = tf.stack([tf.where(tf.equal(coming, second + 1), self._rows[1], hardest), hardest])
+            with tf.control_dependencies([self._chosen.assign(rows), self._second.assign(coming)]):
                 return tf.constant(True)
 
         second = self._pass_of_second
         with v1.name_scope("hard_examples"), tf.control_dependencies([self._rows, second]):
-            return tf.cond((coming >= 0) & (coming > second), chosen, lambda: tf.constant(False))
+            is_due = (coming >= 0) & (coming > second)
+            return Choice(self.pass_at, tf.cond(is_due, chosen, lambda: tf.constant(False)))
 
 
 def _check(text: str, workload: Workload, examples: Examples, size: int, batch: int) -> None:

@@ -1,0 +1,122 @@
+"""The outputs of a step beside its update: what the run logs, saves, compares and watches."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tower_train import errors, normalization
+from tower_train.examples import Tensors
+from tower_train.graph import class_weights, random_state, summaries
+from tower_train.graph.collectives import AllReduce
+from tower_train.graph.gradients import is_finite
+from tower_train.graph.loss_scale import LossScale
+from tower_train.graph.progress import INPUT, count_progress
+from tower_train.graph.record import Compared, RandomNumbers, SavedVariables, StepReport
+from tower_train.graph.replica import BuiltTower, Mean, Replica, fingerprints
+from tower_train.graph.step_plan import StepPlan
+from tower_train.graph.stream import Stream
+from tower_train.graph.towers import activation_notes, check_classes
+from tower_train.graph.update import Counters
+
+v1 = tf.compat.v1
+
+
+def check_towers(plan: StepPlan, logits: Tensors, tower: BuiltTower) -> None:
+    """Raises GraphError for too few outputs, ConfigError for --elastic with normalisation over all towers."""
+    check_classes(plan.workload, plan.examples, logits, plan.workload.loss)
+    config, normalized = plan.config, tower.context.normalized
+    if config.elastic and config.batch_norm == "global" and normalized:
+        raise errors.ConfigError(
+            f"--elastic={config.elastic}: workload {plan.workload.name} normalises batches ({normalized[0]}), which "
+            "takes all towers at a time, and their number changes. Leave the option out, or normalise by tower "
+            "(--batch_norm=tower)."
+        )
+
+
+def progress(
+    plan: StepPlan, stream: Stream, towers: Sequence[BuiltTower]
+) -> tuple[list[tf.Operation], dict[str, tf.Tensor]]:
+    """Returns ops that count what a step is done with, and the counts; none without a watchdog."""
+    if not plan.config.stall_timeout_secs:
+        return [], {}
+    of_towers = {f"tower_{i}": [tower.loss, *tower.last] for i, tower in enumerate(towers)}
+    return count_progress({INPUT: stream.arrivals, **of_towers})
+
+
+def step_report(
+    counters: Counters,
+    rate: tf.Tensor,
+    mean: Mean,
+    scale: LossScale,
+    finite: tf.Tensor,
+    stream: Stream,
+    counting: Sequence[tf.Operation],
+) -> StepReport:
+    """Makes the small values of a step that running looks at, after the update and the ops of `progress`."""
+    with tf.control_dependencies([finite, *counting]), v1.name_scope("report"):
+        report = StepReport(
+            step=counters.global_step.read_value(),
+            examples=counters.examples_seen.read_value(),
+            loss=mean.loss,
+            data_loss=mean.data_loss,
+            learning_rate=rate,
+            stopping=tf.zeros([], mean.loss.dtype) if mean.stopping is None else mean.stopping,
+            finite=finite,
+            **scale.report(mean.loss, finite),
+        )
+    return report._replace(input_secs=stream.waited(mean.gradients[0][0]))
+
+
+def step_summary(plan: StepPlan, mean: Mean, stream: Stream, update: tf.Operation) -> tf.Tensor | None:
+    """Returns the summary of a step; None without --summary_every_steps."""
+    if not plan.config.summary_every_steps:
+        return None
+    return summaries.step_summary(mean.gradients, stream.batches[0][0], update)
+
+
+def saved_variables(plan: StepPlan, replicas: Sequence[Replica], all_reduce: AllReduce) -> SavedVariables:
+    """Returns what a checkpoint holds, and the operations that look at it or spread it."""
+    saved, copied, layout = v1.global_variables(), replicas[0].variables.copied(), plan.layout
+    with v1.name_scope("checks"):
+        finite = {v.op.name: is_finite(v) for v in saved if v.dtype.is_floating}
+    in_common = [v for v in saved if v.dtype.base_dtype != tf.string]  # texts are the positions of workers' iterators
+    return SavedVariables(
+        variables=saved,
+        finite=finite,
+        copied=tuple(variable.op.name for variable in copied) if layout.num_replicas > 1 else (),
+        fingerprints=fingerprints(replicas, all_reduce) if plan.config.check_mirrors_every_steps else None,
+        broadcast=all_reduce.broadcast(in_common, layout.worker) if layout.num_workers > 1 else None,
+    )
+
+
+def random_numbers(plan: StepPlan, stream: Stream, tower: BuiltTower) -> RandomNumbers:
+    """Names the random numbers in a tower; GraphError for those that make N towers differ from one."""
+    last = [tower.loss.op, *(statistic.value.op for statistic in tower.context.statistics)]
+    if not stream.state:  # examples in an order of their own draw as they like: their iterator's state is saved
+        last.append(stream.initializer)
+    stateful = list(random_state.find(last))
+    if stateful and not plan.config.allow_stateful_random:
+        random_state.refuse_stateful(plan.workload.name, stateful)
+    return RandomNumbers(tuple(tower.context.draws.names), tuple(map(str, stateful)))
+
+
+def compared(mean: Mean, towers: Sequence[BuiltTower]) -> Compared:
+    """Returns the values of a step by which its towers are compared with one."""
+    first = towers[0].context
+    return Compared(
+        losses=[tower.loss for tower in towers],
+        gradients={variable.op.name: gradient for gradient, variable in mean.gradients},
+        of_loss=[gradient for gradient, _ in towers[0].gradients],
+        assigned={each.moving.op.name: each.value for each in first.statistics if not each.momentum},
+        normalizes=bool(first.normalized),
+    )
+
+
+def notes(plan: StepPlan, stream: Stream, logits: Tensors, tower: BuiltTower) -> tuple[str, ...]:
+    """Returns lines for the log."""
+    return (
+        *stream.notes,
+        *normalization.notes(tower.context),
+        *class_weights.lines(plan.class_weights, plan.examples),
+        *activation_notes(plan.workload, logits),
+    )
