@@ -1,5 +1,6 @@
 """python -m tower_train.tf1: a program of TensorFlow 1, as it was published, on today's TensorFlow."""
 
+import argparse
 import os
 import runpy
 import sys
@@ -20,43 +21,44 @@ program's; 2 for a name that is not there or a wrong option.
 
 
 def main(argv: list[str]) -> int:
-    words, check, num_gpus = argv[1:], False, 0
-    while words and words[0].startswith("-"):
-        word = words.pop(0)
-        name, _, value = word.lstrip("-").partition("=")
-        if name in ("help", "h"):
-            console.say(USAGE.strip())
-            return 0
-        if name == "check" and not value:
-            check = True
-        elif name == "num_gpus" and value.isdecimal():
-            num_gpus = int(value)
-        else:
-            raise errors.ConfigError(f"{word}: before PROGRAM.py there may be --check and --num_gpus=N only.")
-    if not words:
-        raise errors.ConfigError("which program? python -m tower_train.tf1 PROGRAM.py [its arguments]")
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.error = _refuse
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--num_gpus", type=int, default=0)
+    parser.add_argument("words", nargs=argparse.REMAINDER)
+    asked = parser.parse_args(argv[1:])
+    if asked.words[:1] in (["--help"], ["-h"]):
+        console.say(USAGE.strip())
+        return 0
+    if not asked.words or asked.words[0].startswith("-"):
+        _refuse("which program?")
     from tower_train.fronts.tf1 import source
 
-    program = source.read(words[0])
+    program = source.read(asked.words[0])
     if not program.is_of_keras_3:
         os.environ["TF_USE_LEGACY_KERAS"] = "1"  # tf.layers and the cells of RNNs are parts of Keras 2
     console.quiet_tensorflow()
     from tower_train.fronts.tf1 import views
 
     names = views.Names(program.is_of_keras_3)
-    return _check(program, names) if check else _run(words, program, names, num_gpus)
+    return _check(program, names) if asked.check else _run(asked.words, program, names, asked.num_gpus)
+
+
+def _refuse(reason: str):
+    raise errors.ConfigError(f"{reason} python -m tower_train.tf1 [--check] [--num_gpus=N] PROGRAM.py [its arguments]")
 
 
 def _check(program, names) -> int:
     missing = {}
-    for use in program.uses:
-        if why := names.why_missing(use.name):
-            missing.setdefault(why, []).append(use.place)
+    for name, place in program.uses:
+        try:
+            names.find(name)
+        except errors.ConfigError as error:
+            missing.setdefault(str(error), {})[place] = None
     for why, places in missing.items():
-        console.say(f"{', '.join(places[:3])}{' ...' if len(places) > 3 else ''}: {why}")
+        console.say(f"{', '.join([*places][:3])}{' ...' if len(places) > 3 else ''}: {why}")
     kind = "Keras 3, eagerly" if program.is_of_keras_3 else "TensorFlow 1's behaviour, with Keras 2"
-    console.say(f"{len(missing)} names are not there. It runs with {kind}.")
-    console.say(f"Its towers: {program.front or 'none that are known here'}.")
+    console.say(f"{len(missing)} names are not there. It runs with {kind}.\nIts towers: {program.front}.")
     return 2 if missing else 0
 
 
@@ -75,8 +77,7 @@ def _run(words, program, names, num_gpus: int) -> int:
     machine.prepare(num_gpus)
     names.install()
     leave_by_status()  # with one line for a user's mistake, and with Horovod's workers
-    sys.argv[:] = words
-    sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
+    sys.argv[:], sys.path[0] = words, os.path.dirname(os.path.abspath(words[0]))
     try:
         runpy.run_path(words[0], run_name="__main__")
     except Exception as error:  # as Python shows it, without our frames, or by the hook that tells other workers

@@ -7,8 +7,11 @@ meaning; setup.py bounds the versions with which they pass.
 import contextlib
 import contextvars
 import functools
+import importlib
 import inspect
 import random
+import re
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -24,9 +27,12 @@ from keras.src.legacy.saving import legacy_h5_format
 from keras.src.optimizers import base_optimizer
 from keras.src.saving import saving_lib, serialization_lib
 from keras.src.trainers import data_adapters, trainer
+from tensorflow.core.framework.device_attributes_pb2 import DeviceAttributes
+from tensorflow.python.client import device_lib, session
 from tensorflow.python.eager import context
+from tensorflow.python.framework import ops
 from tensorflow.python.framework import random_seed as seeds_of_ops
-from tensorflow.python.ops import gen_random_ops, summary_ops_v2
+from tensorflow.python.ops import array_ops, control_flow_ops, gen_random_ops, summary_ops_v2, variable_scope
 from tensorflow.python.training.saving import saveable_object_util
 
 _SEED_GENERATOR = "global_seed_generator"  # Keras' global attribute: of draws without a seed
@@ -541,3 +547,50 @@ def check_restored_shapes() -> None:
 def set_input(op: tf.Operation, index: int, value: tf.Tensor) -> None:
     """Gives an existing op of a graph another input."""
     op._update_input(index, value)
+
+
+def keep_queues_on_host() -> None:
+    """Places queues and readers on the CPU whatever tf.device says, as TensorFlow 1 did; today it refuses the graph."""
+    apply, of_host = ops.Graph._apply_device_functions, re.compile(r"Queue|Reader(?!Dataset)|Barrier")
+
+    def apply_and_correct(graph, op):
+        apply(graph, op)
+        spec = tf.DeviceSpec.from_string(op.device) if of_host.search(op.type) else None
+        if spec and spec.device_type:  # CPU too: a queue in /gpu:1 asks for /cpu:1
+            op._set_device(spec.replace(device_type="CPU", device_index=0).to_string())
+
+    ops.Graph._apply_device_functions = apply_and_correct
+
+
+def open_sessions_by(configure: Callable) -> None:
+    """Opens all sessions from now on with what configure(target, graph, config) -> (target, config) makes of theirs."""
+    initialize = session.BaseSession.__init__
+
+    def opened(self, target="", graph=None, config=None):
+        target, config = configure(target, graph or tf.compat.v1.get_default_graph(), config)
+        initialize(self, target, graph, config)
+
+    session.BaseSession.__init__ = opened
+
+
+def show_gpus(count: int) -> None:
+    """Adds GPUs to the devices that programs ask TensorFlow for, where there is none."""
+    listed = device_lib.list_local_devices
+
+    def list_local_devices(session_config=None):
+        made = [DeviceAttributes(name=f"/device:GPU:{i}", device_type="GPU") for i in range(count)]
+        return listed(session_config) + (made if not tf.config.list_physical_devices("GPU") else [])
+
+    device_lib.list_local_devices = list_local_devices
+
+
+def restore_names_for_slim() -> None:
+    """Gives TensorFlow's modules the names that the package tf-slim, and tf.layers of TensorFlow 2.21, look for."""
+    variable_scope.variable = tf.compat.v1.Variable
+    moved = {ops: "IndexedSlices Tensor", array_ops: "stack unstack", control_flow_ops: "Assert case cond while_loop"}
+    for module, names in moved.items():
+        for name in names.split():
+            if not hasattr(module, name):
+                setattr(module, name, getattr(tf.compat.v1, name))
+    for name in ("legacy_tf_layers", "legacy_tf_layers.normalization"):
+        sys.modules[f"tf_keras.{name}"] = importlib.import_module(f"tf_keras.src.{name}")

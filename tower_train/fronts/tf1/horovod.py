@@ -4,13 +4,11 @@ import os
 
 import tensorflow as tf
 import tf_keras
-from tf_keras.api._v1 import keras
 
 from tower_train.fronts import horovod
 from tower_train.fronts.horovod import *  # noqa: F403
-from tower_train.fronts.horovod import DistributedOptimizer as _of_tensorflow
 
-v1, backend = tf.compat.v1, keras.backend
+v1 = tf.compat.v1
 
 
 def init(*_, **__) -> None:
@@ -27,11 +25,9 @@ def mpi_threads_supported() -> bool:
 def DistributedOptimizer(optimizer, name=None, **kwargs):  # noqa: N802
     """Horovod's, for an optimizer of tf.train or of Keras 2."""
     if not isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer):
-        return _of_tensorflow(optimizer, name, **kwargs)
-    averaging, gradients = (
-        _of_tensorflow(v1.train.GradientDescentOptimizer(0.0), name, **kwargs),
-        optimizer.get_gradients,
-    )
+        return horovod.DistributedOptimizer(optimizer, name, **kwargs)
+    averaging = horovod.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.0), name, **kwargs)
+    gradients = optimizer.get_gradients
 
     def get_gradients(loss, params):
         return [grad for grad, _ in averaging.average(list(zip(gradients(loss, params), params, strict=True)))]
@@ -45,23 +41,16 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):
 
     def __init__(self, root_rank, device=""):
         super().__init__()
-        self._root_rank = root_rank
+        self.root_rank = root_rank
 
     def on_train_begin(self, logs=None):
-        backend.get_session().run(horovod.broadcast_global_variables(self._root_rank))
+        v1.keras.backend.get_session().run(horovod.broadcast_global_variables(self.root_rank))
 
 
 class MetricAverageCallback(tf_keras.callbacks.Callback):
     """Replaces an epoch's metrics by their means over workers."""
 
-    def __init__(self, device=""):
-        super().__init__()
-        self._means = {}
-
     def on_epoch_end(self, epoch, logs=None):
         for name in sorted(logs or ()):
-            if name not in self._means:
-                given = backend.placeholder([], name=f"{name}_of_worker")
-                self._means[name] = given, horovod.allreduce(given, name=name)
-            given, mean = self._means[name]
-            logs[name] = backend.get_session().run(mean, {given: logs[name]})
+            mean = horovod.allreduce(tf.constant(logs[name], tf.float32), name=f"{name}_{epoch}")
+            logs[name] = v1.keras.backend.get_session().run(mean)

@@ -1,24 +1,47 @@
 """Parts of tf.contrib that no package of today has, in short."""
 
-import ast
+import functools
 import json
+import re
 import types
 
 import tensorflow as tf
 from tensorflow.core.protobuf import rewriter_config_pb2
 from tensorflow.python.grappler import tf_optimizer
-from tensorflow.python.ops import lookup_ops, nccl_ops
+from tensorflow.python.ops import lookup_ops
+from tensorflow.python.ops.summary_ops_v2 import create_summary_file_writer as create_file_writer  # noqa: F401
 
+from tower_train import errors
 from tower_train.fronts.tf_estimator import library, workers
 
 v1 = tf.compat.v1
 VERSION = "1.15.5"  # programs compare it
 _DEFAULT_UID_WHITE_LIST = []  # of tf.contrib.learn.RunConfig
+LSTMBlockCell = v1.nn.rnn_cell.BasicLSTMCell  # the same arithmetic; its variables have other names
 
 
-def batch_and_drop_remainder(batch_size):
-    """tf.contrib.data's, for Dataset.apply."""
-    return lambda dataset: dataset.batch(batch_size, drop_remainder=True)
+class Strategy:
+    """tf.contrib.distribute's: how many towers train an Estimator, by RunConfig(train_distribute=...)."""
+
+    def __init__(self, devices=None, num_gpus=None, num_gpus_per_worker=None, **_):
+        devices = [devices] if isinstance(devices, str) else list(devices or ())
+        gpus = len(tf.config.list_physical_devices("GPU"))
+        count = len(devices) or num_gpus or num_gpus_per_worker or gpus or 1
+        self.extended = types.SimpleNamespace(
+            worker_devices=tuple(devices if devices and gpus else (f"/cpu:{i}" for i in range(count)))
+        )
+        self.num_replicas_in_sync = self.num_towers = count
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise errors.ConfigError(
+            f"A strategy's {name} is not there: it says how many towers train an Estimator, by "
+            "RunConfig(train_distribute=...). For Keras' fit use keras.utils.multi_gpu_model(model, gpus=N)."
+        )
+
+
+MirroredStrategy = OneDeviceStrategy = CollectiveAllReduceStrategy = ParameterServerStrategy = Strategy
 
 
 def index_table_from_tensor(mapping, *args, **kwargs):
@@ -26,28 +49,10 @@ def index_table_from_tensor(mapping, *args, **kwargs):
     return lookup_ops.index_table_from_tensor(mapping, *args, **kwargs)
 
 
-def index_to_string_table_from_tensor(mapping, *args, **kwargs):
-    """tf.contrib.lookup's."""
-    return lookup_ops.index_to_string_table_from_tensor(mapping, *args, **kwargs)
-
-
-class LSTMBlockCell(v1.nn.rnn_cell.LSTMCell):
-    """tf.contrib.rnn's, by the plain cell; its variables have other names."""
-
-    def __init__(self, num_units, forget_bias=1.0, cell_clip=None, use_peephole=False, **kwargs):
-        super().__init__(num_units, use_peepholes=use_peephole, cell_clip=cell_clip, forget_bias=forget_bias, **kwargs)
-
-
-def sequence_loss(
-    logits, targets, weights, average_across_timesteps=True, average_across_batch=True, softmax_loss_function=None,
-    name=None,
-):  # fmt: skip
+def sequence_loss(logits, targets, weights, average_across_timesteps=True, average_across_batch=True, name=None):
     """tf.contrib.seq2seq's: the weighted cross-entropy of [batch, time, classes] logits."""
     with v1.name_scope(name, "sequence_loss"):
-        loss = softmax_loss_function or tf.nn.sparse_softmax_cross_entropy_with_logits
-        losses = loss(labels=targets, logits=logits) * weights
-        if average_across_timesteps and average_across_batch:
-            return tf.reduce_sum(losses) / (tf.reduce_sum(weights) + 1e-12)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=targets, logits=logits) * weights
         axes = [axis for axis, averaged in enumerate((average_across_batch, average_across_timesteps)) if averaged]
         return tf.reduce_sum(losses, axes) / (tf.reduce_sum(weights, axes) + 1e-12) if axes else losses
 
@@ -60,98 +65,53 @@ def OptimizeGraph(config, metagraph, *args, **kwargs):  # noqa: N802
     return tf_optimizer.OptimizeGraph(config, metagraph, *args, **kwargs)
 
 
-def PrivateThreadPool(num_threads, **_):  # noqa: N802
-    """Of tf.data: how many threads a data set has."""
-    return num_threads
-
-
-def override_threadpool(dataset, num_threads):
-    """Of tf.data: gives a data set threads of its own."""
-    options = tf.data.Options()
-    options.threading.private_threadpool_size = num_threads
-    return dataset.with_options(options)
-
-
-def all_sum(tensors):
-    """tf.contrib.nccl's: sums on each device; on the CPU one sum for all."""
-    if tf.config.list_physical_devices("GPU"):
-        return nccl_ops.all_sum(tensors)
-    return [tf.add_n(tensors)] * len(tensors)
-
-
-class HParams:
+class HParams(types.SimpleNamespace):
     """tf.contrib.training's: named values, which a text may change."""
-
-    def __init__(self, **values):
-        vars(self).update(values)
 
     def values(self) -> dict:
         return dict(vars(self))
 
-    def add_hparam(self, name, value):
-        if name in vars(self):
-            raise ValueError(f"Hyperparameter name is reserved: {name}")
-        setattr(self, name, value)
-
-    def set_hparam(self, name, value):
-        if name not in vars(self):
-            raise KeyError(name)
-        kind = type(getattr(self, name))
-        setattr(self, name, kind(value) if kind in (int, float, str) else value)
-
     def get(self, key, default=None):
         return vars(self).get(key, default)
 
+    def add_hparam(self, name, value):
+        setattr(self, name, value)
+
+    def set_hparam(self, name, value):
+        vars(self)[name]  # KeyError for one that is not there
+        setattr(self, name, value)
+
     def override_from_dict(self, values):
-        for name, value in values.items():
-            self.set_hparam(name, value)
+        vars(self).update(values)
         return self
 
     def parse(self, text):
         """Reads "name=value,name=[1,2]"."""
-        call = ast.parse(f"f({text})", mode="eval").body if text else types.SimpleNamespace(keywords=[])
-        for given in call.keywords:
-            is_word = isinstance(given.value, ast.Name) and given.value.id not in ("true", "false")
-            value = given.value.id if is_word else json.loads(ast.unparse(given.value).replace("'", '"').lower())
-            self.set_hparam(given.arg, value)
+        for name, value in re.findall(r"(\w+)=(\[.*?\]|[^,]*)", text):
+            self.set_hparam(name, value if isinstance(getattr(self, name), str) else json.loads(value.lower()))
         return self
 
-    def to_json(self, **kwargs) -> str:
-        return json.dumps(vars(self), **kwargs)
 
-    def __contains__(self, name):
-        return name in vars(self)
-
-
-class Experiment:
+def Experiment(  # noqa: N802
+    estimator, train_input_fn, eval_input_fn, eval_metrics=None, train_steps=None, eval_steps=100,
+    train_monitors=None, eval_hooks=None, **_,
+):  # fmt: skip
     """tf.contrib.learn's: an Estimator with its data, to train and to evaluate in turns."""
-
-    def __init__(self, estimator, train_input_fn, eval_input_fn, eval_metrics=None, train_steps=None, eval_steps=100,
-                 train_monitors=None, eval_hooks=None, **_):  # fmt: skip
-        self.estimator, self._train = estimator, (train_input_fn, train_steps, train_monitors)
-        self._evaluation = eval_input_fn, eval_steps, eval_hooks
-
-    def train(self):
-        input_fn, steps, hooks = self._train
-        return self.estimator.train(input_fn, hooks, max_steps=steps)
-
-    def evaluate(self):
-        return self.estimator.evaluate(*self._evaluation)
-
-    def train_and_evaluate(self):
-        train_input_fn, steps, hooks = self._train
-        eval_input_fn, eval_steps, eval_hooks = self._evaluation
-        return workers.train_and_evaluate(
-            self.estimator, library.api.TrainSpec(train_input_fn, steps, hooks),
-            library.api.EvalSpec(eval_input_fn, eval_steps, hooks=eval_hooks),
-        )  # fmt: skip
+    specs = (
+        library.api.TrainSpec(train_input_fn, train_steps, train_monitors),
+        library.api.EvalSpec(eval_input_fn, eval_steps, hooks=eval_hooks),
+    )
+    return types.SimpleNamespace(
+        estimator=estimator,
+        train=functools.partial(estimator.train, train_input_fn, train_monitors, max_steps=train_steps),
+        evaluate=functools.partial(estimator.evaluate, eval_input_fn, eval_steps, eval_hooks),
+        train_and_evaluate=functools.partial(workers.train_and_evaluate, estimator, *specs),
+    )
 
 
 def run(experiment_fn, output_dir=None, schedule="train_and_evaluate", run_config=None, hparams=None):
     """tf.contrib.learn.learn_runner's."""
-    if run_config is None:
-        return getattr(experiment_fn(output_dir), schedule)()
-    return getattr(experiment_fn(run_config, hparams or HParams()), schedule)()
+    return getattr(experiment_fn(output_dir) if run_config is None else experiment_fn(run_config, hparams), schedule)()
 
 
 class _DecoupledWeightDecay:
@@ -164,8 +124,7 @@ class _DecoupledWeightDecay:
     def apply_gradients(self, grads_and_vars, global_step=None, name=None, decay_var_list=None):
         pairs = list(grads_and_vars)
         decayed = decay_var_list or [variable for grad, variable in pairs if grad is not None]
-        decay = [v1.assign_sub(variable, self._weight_decay * variable) for variable in decayed]
-        with tf.control_dependencies(decay):
+        with tf.control_dependencies([v1.assign_sub(each, self._weight_decay * each) for each in decayed]):
             return super().apply_gradients(pairs, global_step, name)
 
 

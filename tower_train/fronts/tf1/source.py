@@ -6,14 +6,14 @@ import pathlib
 
 from tower_train import errors
 
-_ROOTS = ("tensorflow", "keras", "horovod")
+_ROOTS = {"tensorflow", "keras", "horovod"}
 # Names that only programs with graphs and sessions use; one of Keras that has none of them keeps today's Keras.
 _OF_GRAPHS = {
     "Session", "InteractiveSession", "ConfigProto", "GPUOptions", "get_session", "set_session", "placeholder",
     "contrib", "MonitoredTrainingSession", "get_variable", "estimator", "get_default_graph", "flags", "horovod",
     "train", "disable_eager_execution",
 }  # fmt: skip
-FRONTS = {  # {a name in a program: what its towers go through}
+_FRONTS = {  # {a name in a program: what its towers go through}
     "multi_gpu_model": "keras.utils.multi_gpu_model, by tower_train.multi_gpu_model",
     "MirroredStrategy": "an Estimator with a strategy, by the towers of tower_train.estimator",
     "horovod": "Horovod's workers, by tower_train.horovod",
@@ -22,116 +22,81 @@ FRONTS = {  # {a name in a program: what its towers go through}
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Use:
-    """A dotted name in a file of the program."""
-
-    name: str  # from its root, such as tensorflow.contrib.slim
-    place: str  # FILE:LINE
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Source:
     """The names in a program's files."""
 
-    uses: list[Use]
-    words: set[str]  # all names and short texts in them
+    uses: list[tuple[str, str]]  # (a dotted name from its root on, such as tensorflow.contrib.slim; FILE:LINE)
+    words: set[str]  # all names and short texts
 
     @property
     def is_of_keras_3(self) -> bool:
         """Whether this is a program of Keras without sessions."""
-        roots = {use.name.partition(".")[0] for use in self.uses}
-        parts = {part for use in self.uses for part in use.name.split(".")}
-        return "keras" in roots and not _OF_GRAPHS & parts
+        parts = {part for name, _ in self.uses for part in name.split(".")}
+        return (
+            "keras" in parts and "keras" in {name.partition(".")[0] for name, _ in self.uses} and not _OF_GRAPHS & parts
+        )
 
     @property
-    def front(self) -> str | None:
-        parts = self.words | {part for use in self.uses for part in use.name.split(".")}
-        return next((text for name, text in FRONTS.items() if name in parts), None)
+    def front(self) -> str:
+        words = self.words.union(*(name.split(".") for name, _ in self.uses))
+        return next((text for name, text in _FRONTS.items() if name in words), "none that are known here")
 
 
 def read(path: str) -> Source:
     """Reads a program and the files beside it that it imports; ConfigError for one that is not Python 3."""
-    uses, words, to_read, seen = [], set(), [pathlib.Path(path)], set()
-    while to_read:
-        file = to_read.pop()
-        if file in seen:
-            continue
-        seen.add(file)
-        names = _Names(file)
-        uses += names.uses
-        words |= names.words
-        for module in names.imported:
+    source, files = Source([], set()), [pathlib.Path(path)]
+    for file in files:
+        for module in _read(file, source):
             place = pathlib.Path(path).parent.joinpath(*module.split("."))
-            to_read += [each for each in (place.with_suffix(".py"), place / "__init__.py") if each.is_file()]
-    return Source(uses, words)
+            beside = (place.with_suffix(".py"), place / "__init__.py")
+            files += [each for each in beside if each.is_file() and each not in files]
+    return source
 
 
-class _Names(ast.NodeVisitor):
-    """The names in one file, in the order of their lines."""
+def _read(file: pathlib.Path, source: Source) -> set[str]:
+    """Adds a file's names to source; returns the modules that it imports."""
+    nodes, meanings, imported = list(ast.walk(_parsed(file))), {}, set()
 
-    def __init__(self, file: pathlib.Path):
-        self.uses, self.words, self.imported = [], set(), set()
-        self._file, self._meanings = file, {}
-        try:
-            self.visit(ast.parse(file.read_bytes(), str(file)))
-        except OSError as error:
-            raise errors.ConfigError(f"{file}: cannot be read: {error.strerror}.") from None
-        except (SyntaxError, ValueError) as error:
-            line = getattr(error, "lineno", None) or 1
-            raise errors.ConfigError(
-                f"{file}:{line} is not Python 3: {error}. If it is Python 2, convert it first: 2to3 -w {file}"
-            ) from None
-
-    def _use(self, name: str, node: ast.AST) -> None:
+    def use(name: str, node: ast.AST) -> None:
         if name.partition(".")[0] in _ROOTS:
-            self.uses.append(Use(name, f"{self._file}:{node.lineno}"))
+            source.uses.append((name, f"{file}:{node.lineno}"))
 
-    def visit_Import(self, node):  # noqa: N802
-        for alias in node.names:
-            self.imported.add(alias.name)
-            self._meanings[alias.asname or alias.name.partition(".")[0]] = (
-                alias.name if alias.asname else alias.name.partition(".")[0]
-            )
-            self._use(alias.name, node)
+    for node in nodes:
+        module = getattr(node, "module", None)  # of `from module import ...`
+        for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
+            name = f"{module}.{alias.name}" if module else alias.name
+            imported |= {module or name, name}
+            if not getattr(node, "level", 0):
+                root = name if module or alias.asname else name.partition(".")[0]
+                meanings[alias.asname or (alias.name if module else root)] = root
+                use(name.removesuffix(".*"), node)
+    for node in nodes:  # slim = tf.contrib.slim
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute):
+            if name := _dotted(node.value, meanings):
+                meanings |= {target.id: name for target in node.targets if isinstance(target, ast.Name)}
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and (name := _dotted(node, meanings)):
+            use(name, node)
+        word = next((getattr(node, field) for field in ("id", "attr", "name", "value") if hasattr(node, field)), None)
+        source.words |= {word} if isinstance(word, str) else set()
+    return imported
 
-    def visit_ImportFrom(self, node):  # noqa: N802
-        module = node.module or ""
-        self.imported |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
-        for alias in node.names if not node.level else ():
-            name = module if alias.name == "*" else f"{module}.{alias.name}"
-            self._meanings[alias.asname or alias.name] = name
-            self._use(name, node)
 
-    def visit_Assign(self, node):  # noqa: N802
-        self.generic_visit(node)
-        if isinstance(node.value, ast.Attribute) and (name := self._dotted(node.value)):
-            self._meanings |= {target.id: name for target in node.targets if isinstance(target, ast.Name)}
+def _parsed(file: pathlib.Path) -> ast.Module:
+    try:
+        return ast.parse(file.read_bytes(), str(file))
+    except OSError as error:
+        raise errors.ConfigError(f"{file}: cannot be read: {error.strerror}.") from None
+    except (SyntaxError, ValueError) as error:
+        place = f"{file}:{getattr(error, 'lineno', None) or 1}"
+        raise errors.ConfigError(
+            f"{place} is not Python 3: {error}. If it is Python 2, convert it first: 2to3 -w {file}"
+        ) from None
 
-    def visit_Attribute(self, node):  # noqa: N802
-        if name := self._dotted(node):
-            self._use(name, node)
-        else:
-            self.words.add(node.attr)
-            self.generic_visit(node)
 
-    def visit_FunctionDef(self, node):  # noqa: N802
-        self.words.add(node.name)
-        self.generic_visit(node)
-
-    def visit_Name(self, node):  # noqa: N802
-        self.words.add(node.id)
-
-    def visit_Constant(self, node):  # noqa: N802
-        if isinstance(node.value, str):
-            self.words.add(node.value)
-
-    def _dotted(self, node: ast.AST) -> str | None:
-        """Returns the dotted name that an expression means, from an import on; None if it is none."""
-        parts = []
-        while isinstance(node, ast.Attribute):
-            parts.append(node.attr)
-            node = node.value
-        if not isinstance(node, ast.Name) or node.id not in self._meanings:
-            return None
-        return ".".join([self._meanings[node.id], *reversed(parts)])
+def _dotted(node: ast.AST, meanings: dict[str, str]) -> str | None:
+    """Returns the dotted name that an expression means, from an import on; None if it is none."""
+    if isinstance(node, ast.Attribute) and (owner := _dotted(node.value, meanings)):
+        return f"{owner}.{node.attr}"
+    return meanings.get(node.id) if isinstance(node, ast.Name) else None

@@ -13,9 +13,6 @@ from typing import Any
 from tower_train import errors
 from tower_train.fronts.tf1 import names
 
-_ROOTS = ("tensorflow", "keras", "horovod")
-_TENSORFLOWS = ("tensorflow.python", "tensorflow.core", "tensorflow.tools", "tensorflow.compiler", "tensorflow.lite")
-
 
 class NoSuchName(errors.ConfigError, AttributeError):
     """A name of TensorFlow 1 that is not there."""
@@ -33,56 +30,28 @@ class Names:
     """
 
     def __init__(self, of_keras_3: bool):
-        self._modules = names.MODULES | (names.MODULES_OF_KERAS_3 if of_keras_3 else {})
-        self._names = names.NAMES | (names.NAMES_OF_KERAS_3 if of_keras_3 else {})
-        self._views: dict[str, View] = {}
+        self.homes = names.homes(of_keras_3)
+        self.find = functools.cache(self._find)
 
-    def find(self, name: str) -> Any:
-        """Returns what a dotted name means; NoSuchName if nothing."""
-        name = names.one_name(name)
-        if name in self._names:
-            return self._seen(name, _resolved(self._names[name]))
-        if name in self._modules:
-            return self._view(name, self._modules[name])
+    def _find(self, name: str) -> Any:
+        """Returns what a dotted name means, an object for its attributes too; NoSuchName if nothing."""
+        if (usual := names.one_name(name)) != name:
+            return self.find(usual)
         parent, _, last = name.rpartition(".")
-        if name.startswith(_TENSORFLOWS):
-            try:
-                return self._view(name, [importlib.import_module(name), "tensorflow.compat.v1"])  # names have moved
-            except ModuleNotFoundError:
-                pass
-        owner = self.find(parent) if parent else None
-        modules = owner.modules() if isinstance(owner, View) else [owner]
-        found = [value for module in modules if (value := getattr(module, last, self)) is not self]
-        if found:
-            is_module = isinstance(found[0], types.ModuleType)
-            return (
-                self._view(name, [each for each in found if isinstance(each, types.ModuleType)])
-                if is_module
-                else found[0]
-            )
-        raise NoSuchName(f"{name} is not there{_line_of_program()}. Use instead: {names.replacement_of(name)}.")
-
-    def why_missing(self, name: str) -> str | None:
-        """Returns why a dotted name, of which the last parts may be attributes of objects, is not there; or None."""
-        root, *parts = names.one_name(name).split(".")
-        try:
-            value = self.find(root)
-            for part in parts:
-                if not isinstance(value, View):
-                    return None
-                value = getattr(value, part)
-        except errors.ConfigError as error:
-            return str(error)
-        return None
-
-    def _seen(self, name: str, value: Any) -> Any:
-        has_module = isinstance(value, types.ModuleType) and not isinstance(value, View)
-        return self._view(name, [value]) if has_module else value
-
-    def _view(self, name: str, modules: list) -> "View":
-        if name not in self._views:
-            self._views[name] = View(name, self, modules)
-        return self._views[name]
+        if name in self.homes:
+            found = [_resolved(place) for place in self.homes[name]]
+        else:
+            owner = self.find(parent)
+            if not isinstance(owner, View):
+                return owner  # what an object has is its own
+            found = [getattr(each, last) for each in owner.modules if hasattr(each, last)]
+            if not found and name.startswith("tensorflow.python."):
+                found = _imported(name)
+        if not found and name not in self.homes:
+            raise NoSuchName(f"{name} is not there{_line_of_program()}. Use instead: {names.replacement_of(name)}.")
+        if found and not isinstance(found[0], types.ModuleType):
+            return found[0]
+        return View(name, self, [each for each in found if isinstance(each, types.ModuleType)])
 
     def install(self) -> None:
         """Makes imports of the program's files, and of no others, give these names from now on."""
@@ -91,7 +60,7 @@ class Names:
         @functools.wraps(original)
         def importing(name, globals=None, locals=None, fromlist=(), level=0):
             root = name.partition(".")[0]
-            if level or root not in _ROOTS or not _is_of_program((globals or {}).get("__file__")):
+            if level or root not in self.homes or not _is_of_program((globals or {}).get("__file__")):
                 return original(name, globals, locals, fromlist, level)
             try:
                 module = self.find(name)
@@ -106,24 +75,26 @@ class Names:
 
 
 class View(types.ModuleType):
-    """A module of TensorFlow 1: looks its names up when they are used."""
+    """A module of TensorFlow 1: looks its names up when they are used, in the modules that have them today."""
 
-    def __init__(self, name: str, names_: Names, modules: list):
+    def __init__(self, name: str, names_: Names, modules: list[types.ModuleType]):
         super().__init__(name)
-        vars(self).update(__path__=[], _names=names_, _modules=modules)
-
-    def modules(self) -> list[types.ModuleType]:  # no property: an AttributeError in it would come back here
-        return [_resolved(module) if isinstance(module, str) else module for module in self._modules]
+        vars(self).update(__path__=[], _names=names_, modules=modules)
 
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":  # for `from it import *`
-            return [each for each in dir(self) if not each.startswith("_")]
+            return sorted({each for module in self.modules for each in dir(module) if not each.startswith("_")})
         if name.startswith("__") and name != "__version__":
             raise AttributeError(name)
         return self._names.find(f"{self.__name__}.{name}")
 
-    def __dir__(self) -> list[str]:
-        return sorted({each for module in self.modules() for each in dir(module)})
+
+def _imported(name: str) -> list[types.ModuleType]:
+    """Returns a private module of TensorFlow, if it is there, and the public one, as names have moved between them."""
+    try:
+        return [importlib.import_module(name), importlib.import_module("tensorflow.compat.v1")]
+    except ModuleNotFoundError:
+        return []
 
 
 def _resolved(place: str) -> Any:
@@ -134,7 +105,7 @@ def _resolved(place: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "tf_slim":
             raise
-        raise errors.ConfigError(
+        raise NoSuchName(
             f"tf.contrib's layers need the package tf-slim{_line_of_program()}: pip install 'tower_train[tf1]'."
         ) from None
     return operator.attrgetter(attribute)(home) if attribute else home
@@ -145,10 +116,9 @@ def _is_of_program(file: str | None) -> bool:
     """Returns whether a file is the program's or beside it: no installed package, Python's own or ours."""
     if file is None or file.startswith("<"):
         return False
-    path = pathlib.Path(file).resolve()
-    others = [pathlib.Path(__file__).parents[2], *(pathlib.Path(sysconfig.get_path(name)) for name in ("stdlib",))]
+    others = [pathlib.Path(__file__).parents[2], pathlib.Path(sysconfig.get_path("stdlib"))]
     others += [pathlib.Path(each) for each in sys.path if each and any(pathlib.Path(each).glob("*.dist-info"))]
-    return not any(path.is_relative_to(each.resolve()) for each in others)
+    return not any(pathlib.Path(file).resolve().is_relative_to(each.resolve()) for each in others)
 
 
 def _line_of_program() -> str:
