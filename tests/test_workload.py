@@ -67,8 +67,8 @@ def evil(toy_run, tmp_path, monkeypatch):
     return tmp_path / "run"
 
 
-def name(run, path):
-    run_json = jobs.read_json(run, "run.json")
+def name(run, path, **changed):
+    run_json = jobs.read_json(run, "run.json") | changed
     run_json["config"]["workload"] = path
     (run / "run.json").write_text(json.dumps(run_json))
 
@@ -82,6 +82,7 @@ def put(path, marker):
 WAYS = {  # {name: (the workload, modules, links, the current directory, the train_dir)}, below the folder of the run
     "a module": ("evil", ["run/evil.py"], {}, "run", "."),
     "a package": ("evil.deeper", ["run/evil/__init__.py", "run/evil/deeper.py"], {}, "run", "../run"),
+    "a folder without __init__.py": ("run.deeper.evil", ["run/deeper/evil.py"], {}, ".", "run"),
     "a link": ("evil", ["elsewhere/evil.py"], {"run/evil.py": "elsewhere/evil.py"}, "run", "../run"),
     "a module that a link leads to": ("evil", ["run/evil.py"], {"evil.py": "run/evil.py"}, ".", "run"),
 }
@@ -120,6 +121,27 @@ def test_training_does_not_import_what_a_run_names(evil, cifar10_dir, tmp_path, 
     line = refusal(__main__, "--train_dir=run", f"--data_dir={cifar10_dir}")
     assert "another run: workload was toy, now cifar10" in line
     assert not (tmp_path / "marker").exists()
+
+
+def test_a_run_names_no_other_code_than_what_was_trained(evil, tmp_path, monkeypatch):
+    """Whoever trusts it names it; code that has moved with its run, too."""
+    put(tmp_path / "evil.py", tmp_path / "marker")
+    put(tmp_path / "below" / "evil.py", tmp_path / "marker")
+    monkeypatch.chdir(tmp_path)
+    options = EvaluateOptions(train_dir="run")
+    for path in ("evil", "below.evil", "antigravity", "evil:NONE"):
+        name(evil, path)
+        with pytest.raises(errors.RunError, match=f"names the workload {path}, which is .* If you trust that file, gi"):
+            list(evaluate_run(options))
+    name(evil, "evil:NONE", workload_file=str(tmp_path / "evil.py"))
+    with pytest.raises(errors.RunError, match="defines no NONE"):
+        list(evaluate_run(options))
+    assert not (tmp_path / "marker").exists() and "antigravity" not in sys.modules
+    (tmp_path / "task.py").write_text("from toy_workload import WORKLOAD as TASK\n")
+    name(evil, "task:TASK")
+    assert list(evaluate_run(dataclasses.replace(options, workload="task:TASK")))
+    name(evil, "task:TASK", workload_file=str(tmp_path / "task.py"))
+    assert list(evaluate_run(options))
 
 
 @dataclasses.dataclass(frozen=True)

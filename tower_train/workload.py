@@ -7,12 +7,14 @@ numbers through `tower_train.layers` only, and must not depend on the tower.
     WORKLOAD = Workload(name="mine", examples=load, inference=network, loss=softmax_cross_entropy)
 """
 
+import ast
 import dataclasses
 import difflib
 import importlib.util
 import os
 import pathlib
 import re
+import site
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -189,26 +191,29 @@ class Workload:
         return config.Config(**(without_useless(config.Config, self.recipe, options) | options))
 
 
-def load(path: str, train_dir: str | None = None) -> Workload:
+def load(path: str, train_dir: str | None = None, of_run: Mapping[str, Any] | None = None) -> Workload:
     """Finds a workload by import path: 'package.module' (its WORKLOAD) or 'package.module:NAME'.
 
     Args:
       path: the import path.
       train_dir: the run's directory, if there is one yet.
+      of_run: its run.json, if that and not the user names the path.
 
     Raises:
       ConfigError: no such module, or no Workload by that name in it.
-      RunError: the module lies in the run.
+      RunError: the module lies in the run, or is not the one that was trained.
     """
     module_name, _, attribute = path.partition(":")
     if not {"", os.getcwd()} & set(sys.path):  # a script's path has its own folder only
         sys.path.append("")
+    if module_name == OURS:
+        take_ours(attribute or "WORKLOAD")
     try:
-        if not all(map(str.isidentifier, module_name.split("."))):
-            raise ModuleNotFoundError(name=module_name)
-        _refuse_if_in_run(path, train_dir)
-        if module_name == OURS:
-            take_ours(attribute or "WORKLOAD")
+        files = _files_of(module_name)
+        if train_dir:
+            _refuse_if_in_run(path, files, train_dir)
+        if of_run is not None:
+            _refuse_if_foreign(path, files[-1] if files else "no file", train_dir, of_run)
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name != module_name and not module_name.startswith(f"{error.name}."):
@@ -253,16 +258,75 @@ def _parse_flags() -> None:
             raise errors.ConfigError(f"a flag of the workload's own: {error}. Correct the command line.") from None
 
 
-def _refuse_if_in_run(path: str, train_dir: str | None) -> None:
+def file_of(path: str | None) -> str | None:
+    """Returns the file that holds the workload of an import path; None if there is none."""
+    try:
+        files = _files_of(path.partition(":")[0]) if path else []
+    except ModuleNotFoundError:
+        return None
+    return os.path.realpath(files[-1]) if files else None
+
+
+def _files_of(module_name: str) -> list[str]:
+    """Returns the files that an import of a module executes, its packages' first, and executes none; raises
+    ModuleNotFoundError."""
+    files, places, name = [], None, ""
+    for part in module_name.split("."):
+        name = f"{name}.{part}" if name else part
+        if module := sys.modules.get(name):  # which was executed before
+            file, places = getattr(module, "__file__", None), getattr(module, "__path__", ())
+        else:
+            spec = _spec(name, places) if part.isidentifier() else None
+            if spec is None:
+                raise ModuleNotFoundError(name=name)
+            file, places = spec.origin if spec.has_location else None, spec.submodule_search_locations or ()
+            if places and not file:  # a folder without __init__.py, of which nothing is executed
+                places = importlib.import_module(name).__path__
+        files += [file] if file else []
+    return files
+
+
+def _spec(name: str, places: Sequence[str] | None):
+    """Finds a module in its package's places, or on the path if these are None; unlike importlib.util.find_spec it
+    does not execute the package."""
+    finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
+    return next(filter(None, (finder.find_spec(name, places) for finder in finders)), None)
+
+
+def _refuse_if_in_run(path: str, files: Sequence[str], train_dir: str) -> None:
     """Raises RunError if a workload lies in the run's directory: a run is data, and none of it is executed."""
-    top = path.partition(":")[0].partition(".")[0]
-    spec = importlib.util.find_spec(top) if train_dir and top not in sys.modules else None
-    places = [spec.origin] if spec and spec.has_location else list(spec and spec.submodule_search_locations or ())
-    for place in places:
+    for file in files:
         if any(
-            pathlib.Path(real(place)).is_relative_to(real(train_dir)) for real in (os.path.abspath, os.path.realpath)
+            pathlib.Path(real(file)).is_relative_to(real(train_dir)) for real in (os.path.abspath, os.path.realpath)
         ):
             raise errors.RunError(
-                f"--workload={path} is {place}, which lies in the run {train_dir}. A run is data, from which nothing "
+                f"--workload={path} is {file}, which lies in the run {train_dir}. A run is data, from which nothing "
                 "is imported. If you trust that file, copy it to another folder and start there."
             )
+
+
+def _refuse_if_foreign(path: str, file: str, train_dir: str | None, run_json: Mapping[str, Any]) -> None:
+    """Raises RunError for a module that a run names, unless it is the one that was trained there, or is installed: the
+    run may be a stranger's, and an import executes whatever the module does."""
+    ours = [pathlib.Path(__file__).parent, pathlib.Path(__file__).parents[1] / OURS]
+    installed = map(pathlib.Path, (*site.getsitepackages(), site.getusersitepackages(), *ours))
+    is_trained = run_json.get("workload_file") == os.path.realpath(file)
+    if not is_trained and not any(pathlib.Path(file).is_relative_to(folder) for folder in installed):
+        trained = run_json.get("workload_file") or "not noted"
+        raise errors.RunError(
+            f"--train_dir={train_dir} names the workload {path}, which is {file} here and was {trained} when it "
+            f"trained. If you trust that file, give --workload={path}."
+        )
+    name = path.partition(":")[2] or "WORKLOAD"
+    if not _defines(file, name):
+        raise errors.RunError(f"--train_dir={train_dir} names the workload {path}, but {file} defines no {name}.")
+
+
+def _defines(file: str, name: str) -> bool:
+    """Returns whether a module's source gives something this name, or may import it."""
+    try:
+        nodes = list(ast.walk(ast.parse(pathlib.Path(file).read_bytes())))
+    except (OSError, SyntaxError, ValueError):
+        return False
+    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return name in stored or any(isinstance(node, ast.alias) and name in (node.asname, node.name) for node in nodes)

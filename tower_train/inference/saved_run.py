@@ -95,7 +95,7 @@ def read(
             f"--train_dir={options.train_dir} was trained from Python: add --workload=MODULE or --workload=MODULE:NAME "
             f"to say where its workload {run_json['workload']!r} is."
         )
-    workload = workload or load(path, options.train_dir)
+    workload = workload or load(path, options.train_dir, None if options.workload else run_json)
     if workload.name != run_json["workload"]:
         raise errors.RunError(
             f"--train_dir={options.train_dir} is a run of workload {run_json['workload']}, not of {workload.name}. "

@@ -17,7 +17,7 @@ _SCORE = {"step": int, "examples": int, "value": int | float}
 # {file: {field: type, or values}} of all fields that are read; one with a ? may be missing, as in older runs.
 _FIELDS = {
     RUN: {
-        "workload": str, "dataset": str, "data.name": str, "data.fingerprint?": str,
+        "workload": str, "workload_file?": str | None, "dataset": str, "data.name": str, "data.fingerprint?": str,
         "data.class_names?": list,
         "config.workload": str | None, "config.data_dir": str | None, "config.seed": int, "config.dtype": _DTYPES,
         "config.ema": int | float, "config.deterministic?": bool,

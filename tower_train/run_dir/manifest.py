@@ -18,7 +18,7 @@ from tower_train.config import Config, is_remote
 from tower_train.console import one_line
 from tower_train.examples import Examples
 from tower_train.options import Options
-from tower_train.workload import Workload
+from tower_train.workload import Workload, file_of
 
 
 def describe(
@@ -35,6 +35,7 @@ def describe(
         data_dir = os.path.abspath(os.path.expanduser(data_dir))  # found from any directory
     return {
         "workload": workload.name,
+        "workload_file": file_of(options["workload"]),
         "dataset": examples.dataset,
         "data": {
             "name": examples.name,
