@@ -9,10 +9,11 @@ from typing import NamedTuple
 import keras
 import numpy as np
 import tensorflow as tf
+import trainings
 
 import tower_train
 from tower_train import Examples, estimator
-from tower_train.graph import devices, training
+from tower_train.graph import devices
 
 GPUS = [2, 0]
 OF_FRONTS = [1, 0]  # of those two, the only ones that the process sees then
@@ -75,7 +76,7 @@ def trainer_step(network, **options):
         common["stall_timeout_secs"] = 1800.0  # as a run has it by default
     config = workload.config(**(common | limits | options))
     placed = devices.place(config)
-    built = training.training_graph(workload, examples, config, placed)
+    built = trainings.build(workload, examples, config, placed)
     fetches = [tensor.name for tensor in tf.nest.flatten(built.report)]
     return Step(built.graph, fetches, [], placed.session_config, placed.towers, built.stream.initializer.name)
 

@@ -7,9 +7,10 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train.config import Config
-from tower_train.graph import devices, training
+from tower_train.graph import devices, session, step_plan, training
 from tower_train.graph.devices import HOST
 from tower_train.graph.layout import Layout
+from tower_train.run.plan import plan_trial
 
 v1 = tf.compat.v1
 
@@ -21,13 +22,14 @@ def opened(workload, examples, **options):
     Fetching `report` does a step. Options of Config come before the workload's recipe; by default without summaries.
     """
     config: Config = workload.config(**({"device": "cpu", "summary_every_steps": 0} | options))
-    placed = devices.place(config)
-    built = training.training_graph(workload, examples, config, placed)
-    with built.graph.as_default(), v1.Session(config=placed.session_config) as session:
-        session.run(v1.global_variables_initializer())
-        session.run([v1.local_variables_initializer(), v1.tables_initializer()])
-        session.run(built.stream.initializer)
-        yield built, session
+    built = training.build_step(plan_trial(workload, config, examples)[0])
+    with session.opened(built) as opened, built.graph.as_default():
+        yield built, opened
+
+
+def build(workload, examples, config, placed):
+    """The graph of a step for devices that need not be there."""
+    return training.build_step(step_plan.plan_step(workload, examples, config, placed))
 
 
 def snapshot(built, session):
@@ -97,5 +99,5 @@ def compared(workload, examples, **options):
 
     config = workload.config(**dict(num_gpus=2, device="cpu", optimizer="momentum", learning_rate=0.01,
                                     summary_every_steps=0) | options)  # fmt: skip
-    graph = training.training_graph(workload, examples, config, devices.place(config))
+    graph = build(workload, examples, config, devices.place(config))
     return towers.compare_towers(workload, examples, config, graph)

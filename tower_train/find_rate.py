@@ -53,36 +53,25 @@ def suggested(rates: Sequence[float], losses: np.ndarray) -> float | None:
 
 def range_test(workload, config: Config, steps: int = _STEPS) -> tuple[list[float], np.ndarray]:
     """Trains with growing rates; returns (rates, smoothed losses)."""
-    import tensorflow as tf
+    from tower_train.graph import session, shortages, step_failures
+    from tower_train.graph.training import build_step
+    from tower_train.run import messages
+    from tower_train.run.plan import plan_trial
 
-    from tower_train.examples import TRAIN, DataRequest
-    from tower_train.graph import devices, shortages, step_failures
-    from tower_train.graph.training import training_graph
-    from tower_train.run import choices, messages
-
-    v1 = tf.compat.v1
     of_test = dict(max_steps=steps, epochs=None, summary_every_steps=0, stall_timeout_secs=0, keep_hardest=None)
     config = dataclasses.replace(config, **of_test)
-    devices.choose_kernels(config.deterministic, config.tensor_float_32)
-    placed = devices.place(config)
-    examples = workload.split(
-        DataRequest(TRAIN, config.dataset, config.data_dir, config.seed, config.validation_fraction)
-    )
-    config, notes = choices.resolve(config, {}, placed)
-    built, rates, losses = training_graph(workload, examples, config, placed), [], []
+    plan, notes = plan_trial(workload, config)
+    built, examples, rates, losses = build_step(plan), plan.examples, [], []
     notice = [f"*** {examples.notice}"] if examples.notice else []
-    console.say(f"data:     {examples.name}", *notice, *notes, *placed.notes, *built.stream.notes, *built.notes)
+    console.say(f"data:     {examples.name}", *notice, *notes, *built.notes)
     with (
-        built.graph.as_default(),
         shortages.named(config.tower_batch, config.accumulate_steps),
         step_failures.named(examples.name, workload.name),
-        v1.Session(config=placed.session_config) as session,
+        session.opened(built) as opened,
         messages.progress_bar(0, steps) as bar,
     ):
-        session.run(v1.global_variables_initializer())
-        session.run([v1.local_variables_initializer(), v1.tables_initializer(), built.stream.initializer])
         for step, rate in enumerate(np.geomspace(_LOWEST, _HIGHEST, steps), start=1):
-            loss = float(session.run(built.report, {built.report.learning_rate: rate}).data_loss)
+            loss = float(opened.run(built.report, {built.report.learning_rate: rate}).data_loss)
             if not math.isfinite(loss) or has_diverged([*losses, loss]):
                 break
             rates.append(float(rate))

@@ -42,7 +42,7 @@ def test_what_cannot_be_is_one_line(make, options, text):
 def batches(workload, examples, tower_batch, num_towers, steps, start=0, num_workers=1, worker=0):
     """Over steps and towers, (features, labels)."""
     with tf.Graph().as_default(), v1.Session() as session:
-        v1.set_random_seed(4)  # as training_graph does
+        v1.set_random_seed(4)  # as build_step does
         split = on_host(tower_batch, num_towers, num_workers, worker)
         found = stream.training_stream(workload, examples, 3, tf.constant(start, tf.int64), split)
         session.run([v1.global_variables_initializer(), found.initializer])

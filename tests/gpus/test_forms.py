@@ -6,7 +6,7 @@ import trainings
 
 import cifar10
 from tower_train import layers
-from tower_train.graph import devices, training
+from tower_train.graph import devices
 from tower_train.workload import DataRequest
 
 
@@ -36,6 +36,6 @@ def test_a_layer_is_told_where_it_computes():
 def test_no_network_changes_the_order_of_axes_on_a_gpu(model):
     workload, examples = workload_and_examples(model)
     config = workload.config(num_gpus=1, batch_size=64, summary_every_steps=0, dtype="float32")
-    built = training.training_graph(workload, examples, config, devices.place(config, ["one"]))
+    built = trainings.build(workload, examples, config, devices.place(config, ["one"]))
     on_gpu = [op for op in built.graph.get_operations() if "GPU" in op.device]
     assert len(on_gpu) > 100 and "Transpose" not in {op.type for op in on_gpu}

@@ -6,10 +6,11 @@ import re
 
 import norm_workload
 import pytest
+import trainings
 
 import cifar10
 from tower_train.config import Config
-from tower_train.graph import devices, training
+from tower_train.graph import devices
 from tower_train.graph.random_state import ancestors
 from tower_train.workload import DataRequest
 
@@ -20,7 +21,7 @@ def graph_of(workload, examples, num_workers=1, **options):
     config = Config(num_gpus=GPUS, batch_size=2, optimizer="momentum", ema=0.9, **options)
     placed = devices.place(config, gpus_here=["one", "another"])
     placed = dataclasses.replace(placed, num_workers=num_workers, worker=num_workers - 1)
-    return training.training_graph(workload, examples, config, placed)
+    return trainings.build(workload, examples, config, placed)
 
 
 @functools.cache

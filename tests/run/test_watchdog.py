@@ -8,12 +8,12 @@ import types
 import jobs
 import tensorflow as tf
 import toy_workload
+import trainings
 
 from tower_train import Config
 from tower_train.cluster import failures
 from tower_train.graph import devices
 from tower_train.graph.collectives import AllReduce
-from tower_train.graph.training import training_graph
 from tower_train.run import train
 from tower_train.run.watchdog import StepWatchdog
 from tower_train.run_dir import checkpoint
@@ -69,7 +69,7 @@ def test_without_a_watchdog_nothing_is_counted_and_with_one_the_checkpoint_is_th
     for secs in (0.0, 5.0):
         config = Config(num_gpus=2, batch_size=8, stall_timeout_secs=secs)
         examples = toy_workload.load(DataRequest("train"))
-        graph = training_graph(toy_workload.WORKLOAD, examples, config, devices.place(config))
+        graph = trainings.build(toy_workload.WORKLOAD, examples, config, devices.place(config))
         assert sorted(graph.progress) == (["input", "tower_0", "tower_1"] if secs else [])
         names.append([variable.op.name for variable in graph.saved.variables])
     assert names[0] == names[1]

@@ -20,8 +20,8 @@ from tower_train.bench import attribution, comparison, trainer
 from tower_train.bench.attribution import Breakdown, Operation
 from tower_train.bench.sides import BenchmarkOptions
 from tower_train.examples import DataRequest
-from tower_train.graph import devices, record, training, transfer
-from tower_train.run import choices
+from tower_train.graph import record, session, training, transfer
+from tower_train.run.plan import plan_trial
 
 v1 = tf.compat.v1
 
@@ -94,16 +94,10 @@ def measure(options: BenchmarkOptions, towers: int) -> tuple[Breakdown, v1.RunMe
 @contextlib.contextmanager
 def _opened(workload: tower_train.Workload, **options) -> Iterator[tuple[record.TrainingGraph, v1.Session]]:
     """Builds a training as a run does, in a session, ready for its first step."""
-    config = workload.config(**({"summary_every_steps": 0, "keep_hardest": None} | options))
-    placed = devices.place(config)
-    devices.choose_kernels(config.deterministic, config.tensor_float_32)
-    config, _ = choices.resolve(config, {}, placed)
-    examples = workload.examples(DataRequest("train", config.dataset, config.data_dir, config.seed))
-    built = training.training_graph(workload, examples, config, placed)
-    with built.graph.as_default(), v1.Session(config=placed.session_config) as session:
-        session.run(v1.global_variables_initializer())
-        session.run([v1.local_variables_initializer(), v1.tables_initializer(), built.stream.initializer])
-        yield built, session
+    plan, _ = plan_trial(workload, workload.config(**({"summary_every_steps": 0, "keep_hardest": None} | options)))
+    built = training.build_step(plan)
+    with session.opened(built) as opened:
+        yield built, opened
 
 
 def _timed(one_step: Callable[[], object], seconds: float) -> list[float]:

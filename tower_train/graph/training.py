@@ -2,30 +2,22 @@
 
 import tensorflow as tf
 
-from tower_train.config import Config
-from tower_train.examples import Examples
 from tower_train.graph import outputs, xla
 from tower_train.graph.collectives import AllReduce
 from tower_train.graph.context import Context
-from tower_train.graph.devices import HOST, Devices
+from tower_train.graph.devices import HOST
 from tower_train.graph.loss_scale import LossScale
 from tower_train.graph.optimizers import Optimizers
 from tower_train.graph.order import order_of
 from tower_train.graph.record import TrainingGraph
 from tower_train.graph.replica import average, make_replicas, towers_of
 from tower_train.graph.schedule import learning_rate
-from tower_train.graph.step_plan import StepPlan, plan_step
+from tower_train.graph.step_plan import StepPlan
 from tower_train.graph.stream import Stream, training_stream
 from tower_train.graph.towers import TowerScope, tower_loss
 from tower_train.graph.update import Counters, Update, prepare_update, update_if_finite
-from tower_train.workload import Workload
 
 v1 = tf.compat.v1
-
-
-def training_graph(workload: Workload, examples: Examples, config: Config, devices: Devices) -> TrainingGraph:
-    """Plans and builds a step; see plan_step and build_step."""
-    return build_step(plan_step(workload, examples, config, devices))
 
 
 def build_step(plan: StepPlan) -> TrainingGraph:

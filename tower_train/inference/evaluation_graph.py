@@ -64,7 +64,7 @@ def evaluation_graph(
     """Builds N towers that divide the examples among them, each example once.
 
     Args:
-      workload, examples, devices: as for graph.training.training_graph.
+      workload, examples, devices: as for graph.step_plan.plan_step.
       tower_batch: examples per tower and step.
       dtype: of variables and arithmetic.
       moving_average_decay: the run's; 0 restores the weights themselves, else their moving averages.

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -10,8 +11,9 @@ import tensorflow as tf
 from tower_train.config import Config
 from tower_train.console import ProgressBar
 from tower_train.examples import Examples
-from tower_train.graph import devices
-from tower_train.graph.training import training_graph
+from tower_train.graph import devices, session
+from tower_train.graph.step_plan import plan_step
+from tower_train.graph.training import build_step
 from tower_train.proof.rounding import distance, largest
 from tower_train.workload import Workload
 
@@ -35,21 +37,17 @@ class Trial:
         """Builds the graph. bar: advances with it and with each step."""
         self.bar = bar
         placed = devices.place(config, gpus_here=[])
-        self.built = training_graph(workload, examples, config, placed)
+        self.built = build_step(plan_step(workload, examples, config, placed))
         self.towers = self.built.layout.num_towers
-        self._session_config = placed.session_config
         # It takes longer than a few steps save by it.
-        self._session_config.graph_options.rewrite_options.disable_meta_optimizer = True
-        self._session_config.operation_timeout_in_ms = _MOST_MS  # towers may wait for a mean that some do not take
+        placed.session_config.graph_options.rewrite_options.disable_meta_optimizer = True
+        placed.session_config.operation_timeout_in_ms = _MOST_MS  # towers may wait for a mean that some do not take
         saved = {v.op.name: v for v in self.built.saved.variables if v.dtype.base_dtype != tf.string}
         self.weights = {name: variable for name, variable in saved.items() if variable.trainable}
         self._initializers = {name: variable.initializer for name, variable in saved.items()}
         compared = self.built.compared
         with self.built.graph.as_default(), tf.device(devices.HOST):
             gradients = {name: tf.convert_to_tensor(each) for name, each in compared.gradients.items()}
-            self._begin = tf.group(
-                v1.local_variables_initializer(), v1.tables_initializer(), self.built.stream.initializer
-            )
             with tf.control_dependencies([self.built.train_op]):
                 after = {name: variable.read_value() for name, variable in saved.items()}
             values = [each.values if isinstance(each, tf.IndexedSlices) else each for each in compared.of_loss]
@@ -60,10 +58,9 @@ class Trial:
     @contextlib.contextmanager
     def begun(self, values: Mapping[str, np.ndarray] | None = None) -> Iterator["Begun"]:
         """Opens a session. values: of the variables; None for initial ones, at step 0."""
-        with v1.Session(graph=self.built.graph, config=self._session_config) as session:
-            assign(session, self._initializers, values or {})
-            session.run(self._begin)
-            yield Begun(self, session)
+        set_variables = functools.partial(assign, initializers=self._initializers, values=values or {})
+        with session.opened(self.built, set_variables) as opened:
+            yield Begun(self, opened)
 
     def initial_weights(self) -> dict[str, np.ndarray]:
         """Returns the initial values of the weights."""

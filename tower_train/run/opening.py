@@ -10,7 +10,7 @@ from tower_train.cluster.membership import Membership
 from tower_train.console import enumeration, say
 from tower_train.graph import elements, shortages, step_failures, summaries
 from tower_train.graph.record import TrainingGraph
-from tower_train.graph.training import training_graph
+from tower_train.graph.training import build_step
 from tower_train.proof.towers import compare_towers, is_due
 from tower_train.run import actions, data_check, messages, nonfinite, saving, sessions
 from tower_train.run.evaluations import Evaluations
@@ -34,7 +34,7 @@ def open_training(
 
     Raises GraphError if its network breaks a rule of the towers, RunError for a checkpoint that does not fit it.
     """
-    graph = training_graph(plan.workload, plan.examples, plan.config, plan.devices)
+    graph = build_step(plan.step)
     training = Training(plan, graph, membership, received, user_hooks)
     layout, accumulate_steps = graph.layout, plan.config.accumulate_steps
     with contextlib.ExitStack() as stack:

@@ -6,8 +6,8 @@ from tower_train import errors
 from tower_train.cluster.membership import Membership
 from tower_train.config import Config
 from tower_train.examples import DataRequest, Examples
-from tower_train.graph import schedule
-from tower_train.graph.devices import Devices
+from tower_train.graph import devices, schedule
+from tower_train.graph.step_plan import StepPlan, plan_step
 from tower_train.options import as_text
 from tower_train.run import choices
 from tower_train.run_dir import checkpoint, directory, manifest
@@ -25,7 +25,8 @@ class Plan:
     workload: Workload
     config: Config  # with the final dtype, place of the variables and time-outs
     examples: Examples
-    devices: Devices  # of this worker, in the group that trains
+    devices: devices.Devices  # of this worker, in the group that trains
+    step: StepPlan
     run_dir: directory.RunDirectory
     before: dict  # run.json of the last start; empty for a new run
     run_json: dict  # of this start, but for what its graph tells
@@ -85,10 +86,42 @@ def make_plan(
             end = steps_done
     # The group is final from here on, so that the graph need be built only once.
     steps_done, end = membership.agree(lambda: manifest.same_everywhere(run_json, workload), steps_done, end)
+    step = plan_step(workload, examples, config, membership.devices)
     return Plan(
-        workload, config, examples, membership.devices, run_dir, before, run_json, is_chief, newest, steps_done, end,
-        last_step, (*notes, *membership.devices.notes),
-    )  # fmt: skip
+        workload,
+        config,
+        examples,
+        membership.devices,
+        step,
+        run_dir,
+        before,
+        run_json,
+        is_chief,
+        newest,
+        steps_done,
+        end,
+        last_step,
+        (*notes, *membership.devices.notes),
+    )
+
+
+def plan_trial(workload: Workload, config: Config, examples: Examples | None = None) -> tuple[StepPlan, list[str]]:
+    """Plans the step of a training in this process without a directory, such as that of a range test.
+
+    Args:
+      workload, config: of the training.
+      examples: to train on; None for the workload's.
+
+    Returns:
+      The plan, and lines for the log.
+    """
+    devices.choose_kernels(config.deterministic, config.tensor_float_32)
+    placed = devices.place(config)
+    if examples is None:
+        request = DataRequest("train", config.dataset, config.data_dir, config.seed, config.validation_fraction)
+        examples = workload.split(request)
+    config, notes = choices.resolve(config, {}, placed)
+    return plan_step(workload, examples, config, placed), [*notes, *placed.notes]
 
 
 def _newest_checkpoint(

@@ -8,6 +8,7 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.cluster.membership import Membership
 from tower_train.graph.record import StepReport, TrainingGraph
+from tower_train.graph.session import opened
 from tower_train.run.training import Training
 
 v1 = tf.compat.v1
@@ -33,12 +34,9 @@ def open_session(
       RunError: it cannot be moved to its position.
     """
     is_chief, state = membership.task.is_chief, graph.stream.state
-    with graph.graph.as_default():
-        initializers = v1.local_variables_initializer(), v1.tables_initializer(), graph.stream.initializer
-        local_initializer = tf.group(*initializers)
-    graph.graph.finalize()
-    session = v1.Session(membership.target, graph.graph, membership.devices.session_config)
-    try:
+
+    def set_variables(session: v1.Session) -> None:
+        graph.graph.finalize()
         membership.session_opened(session)
         if restore:
             restore(session)
@@ -51,14 +49,11 @@ def open_session(
             if state and not is_chief:
                 session.run([variable.initializer for variable in state.variables])
                 assign(session, [state.variables[state.worker]], [membership.board.fetch()])
-        # After that, so that the stream starts at the restored position and copies have the restored values.
-        session.run(local_initializer)
+
+    with opened(graph, set_variables, membership.target) as session:
         if state:
             _begin_stream(session, graph, last_step)
         yield session
-    finally:
-        with contextlib.suppress(tf.errors.AbortedError, tf.errors.UnavailableError):  # of a lost worker
-            session.close()
 
 
 def assign(session: v1.Session, variables: Sequence[tf.Variable], values: Sequence[bytes]) -> None:
