@@ -1,9 +1,12 @@
 """python -m tower_train.tf1: a program of TensorFlow 1, as it was published, on today's TensorFlow."""
 
 import argparse
+import functools
+import importlib
 import os
 import runpy
 import sys
+import types
 
 from tower_train import console, errors
 from tower_train.options import command_line
@@ -42,6 +45,34 @@ def main(argv: list[str]) -> int:
 
     names = views.Names(program.is_of_keras_3)
     return _check(program, names) if asked.check else _run(asked.words, program, names, asked.num_gpus)
+
+
+def companion(name: str):
+    """Imports a file of TensorFlow 1, such as the tutorial's cifar10.py, for a workload: with the old names, and with
+    functions that make parts of its graph."""
+    import tensorflow as tf
+
+    from tower_train.fronts.tf1 import views
+
+    def as_published(function):
+        @functools.wraps(function)
+        def call(*args, **kwargs):
+            if isinstance(tf.TensorShape([1])[0], tf.compat.v1.Dimension):  # called by another one
+                return function(*args, **kwargs)
+            tf.compat.v1.disable_v2_tensorshape()  # shape[0].value
+            try:
+                return function(*args, **kwargs)
+            finally:
+                tf.compat.v1.enable_v2_tensorshape()
+
+        return call
+
+    views.Names(of_keras_3=False).install()
+    module = importlib.import_module(name)
+    for each, value in list(vars(module).items()):
+        if isinstance(value, types.FunctionType) and value.__module__ == name:
+            setattr(module, each, as_published(value))
+    return module
 
 
 def _refuse(reason: str):

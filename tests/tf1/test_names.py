@@ -18,6 +18,15 @@ for of_keras_3 in (False, True):
 """
 
 
+PRIVATE = """
+from tensorflow.core.framework import node_def_pb2
+from tensorflow.python.framework import ops
+from tensorflow.python.ops.variables import VariableV1
+import tensorflow as tf
+print(ops.Tensor is tf.Tensor, VariableV1 is tf.Variable, tf.mul is tf.multiply)
+"""
+
+
 def test_every_name_of_the_table_is_there():
     with jobs.Program("-c", TABLE, TF_USE_LEGACY_KERAS="1") as program:
         assert program.process.wait(jobs.WAIT_SECS) == 0, program.output()
@@ -41,6 +50,12 @@ def test_check_lists_names_with_lines_and_replacements(tmp_path):
         r"^old.py:2: tensorflow.contrib.tpu is not there.*: nothing: there is no TPU here", done.stdout, re.MULTILINE
     )
     assert "1 names are not there" in done.stdout
+
+
+def test_private_and_older_names_are_there(tmp_path):
+    (tmp_path / "old.py").write_text(PRIVATE)
+    done = jobs.command("tower_train.tf1", "old.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "True True True\n"), done.stderr
 
 
 def test_a_name_that_is_not_there_ends_a_program_in_one_line(tmp_path):

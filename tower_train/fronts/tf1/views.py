@@ -45,7 +45,7 @@ class Names:
             if not isinstance(owner, View):
                 return owner  # what an object has is its own
             found = [getattr(each, last) for each in owner.modules if hasattr(each, last)]
-            if not found and name.startswith("tensorflow.python."):
+            if not found and name.startswith("tensorflow."):
                 found = _imported(name)
         if not found and name not in self.homes:
             raise NoSuchName(f"{name} is not there{_line_of_program()}. Use instead: {names.replacement_of(name)}.")
