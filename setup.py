@@ -13,6 +13,8 @@ ESTIMATOR = [
     "tf_keras>=2.21,<2.22",  # Keras 2, of which the library's canned Estimators are made; it goes with tensorflow
 ]
 
+COMMANDS = ["benchmark", "curves", "evaluate", "export", "find_rate", "new_workload", "predict", "report", "tf1"]
+
 setup(
     name="tower_train",
     version=VERSION,
@@ -36,6 +38,13 @@ setup(
     long_description=(HERE / "README.md").read_text(),
     long_description_content_type="text/markdown",
     packages=find_packages(include=["tower_train", "tower_train.*", "cifar10", "cifar10.*"]),
+    package_data={"tower_train": ["py.typed"]},
+    entry_points={
+        "console_scripts": [
+            f"{name.replace('_', '-')} = tower_train.console_scripts:run"
+            for name in ("tower_train", *(f"tower_train_{command}" for command in COMMANDS))
+        ]
+    },
     python_requires=">=3.10,<3.14",
     # The versions that were tested: tower_train/fronts/compat.py holds private names of them. Keras comes with
     # TensorFlow; on Python 3.10 it is 3.12, its last version there.
@@ -51,6 +60,7 @@ setup(
             "coverage",
             "hypothesis",
             "matplotlib",
+            "mypy>=2,<3",
             "pytest",
             "pytest-xdist",
             "pyyaml",

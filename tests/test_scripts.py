@@ -156,7 +156,8 @@ distribution = run_setup("setup.py", stop_after="init")
 build = distribution.get_command_obj("build_py")
 build.ensure_finalized()
 build.build_lib = "."
-print(json.dumps([build.get_outputs(include_bytecode=False), vars(distribution.metadata)], default=str))
+files = build.get_outputs(include_bytecode=False)
+print(json.dumps([files, vars(distribution.metadata), distribution.entry_points], default=str))
 """
 
 
@@ -164,13 +165,18 @@ def test_a_wheel_holds_every_file_of_both_packages_and_says_what_an_index_wants_
     process = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", SETUP], cwd=jobs.ROOT, capture_output=True, text=True, check=True
     )
-    files, metadata = json.loads(process.stdout.splitlines()[-1])
+    files, metadata, entry_points = json.loads(process.stdout.splitlines()[-1])
     folders = [jobs.ROOT / name for name in ("tower_train", "cifar10")]
     present = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     assert sorted(files) == sorted(f"./{path.relative_to(jobs.ROOT)}" for path in present)
     assert all(metadata[name] for name in ("name", "description", "author", "license", "keywords", "python_requires"))
     assert metadata["long_description"] == (jobs.ROOT / "README.md").read_text()
     assert metadata["long_description_content_type"] == "text/markdown"
+    commands = [
+        path.stem for path in (jobs.ROOT / "tower_train").glob("*.py") if "\nif __name__ ==" in path.read_text()
+    ]
+    scripts = {"tower-train", *(f"tower-train-{name.replace('_', '-')}" for name in commands if name != "__main__")}
+    assert {line.partition(" = ")[0] for line in entry_points["console_scripts"]} == scripts
     assert f"## {metadata['version']}" in (jobs.ROOT / "CHANGELOG.md").read_text()
 
 

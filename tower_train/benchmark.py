@@ -18,11 +18,9 @@ Exit status: 0 done, 1 a side died or hangs, 2 an option or a file is wrong.
 def main(argv) -> int:
     options = command_line.parse(argv, BenchmarkOptions, USAGE)
     console.quiet_tensorflow()
-    if options.breakdown:
-        from tower_train.bench import breakdown as form
-    else:
-        from tower_train.bench import comparison as form
-    console.say(*form.run(options))
+    from tower_train.bench import breakdown, comparison
+
+    console.say(*(breakdown if options.breakdown else comparison).run(options))
     return 0
 
 

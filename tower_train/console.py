@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from tower_train import host
 
 _LOGGER = logging.getLogger("tower_train")
-_noticed = weakref.WeakValueDictionary()  # {id: what a notice_once was about}
+_noticed: weakref.WeakValueDictionary = weakref.WeakValueDictionary()  # {id: what a notice_once was about}
 _bars: list["ProgressBar"] = []  # on a terminal now, the innermost last
 
 
@@ -113,7 +113,8 @@ class ProgressBar:
         self, columns: Callable, total: float, completed: float = 0, stream: TextIO | None = None, **fields: str
     ):
         stream = stream or sys.stdout
-        self._bar = self._task = None
+        self._bar: Any = None
+        self._task: Any = None
         if stream.isatty():
             from rich import console, progress  # comes with Keras, hence with TensorFlow
 

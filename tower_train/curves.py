@@ -27,7 +27,8 @@ class CurvesOptions(Options):
 
 
 def main(argv) -> int:
-    options = command_line.parse(argv, CurvesOptions, USAGE, files=(train_dirs := []))
+    train_dirs: list[str] = []
+    options = command_line.parse(argv, CurvesOptions, USAGE, files=train_dirs)
     if not train_dirs:
         raise errors.ConfigError("No run is named. Give its directory, as the trainer names it in its first lines.")
     stem = options.out or (os.path.join(train_dirs[0], "curves") if len(train_dirs) == 1 else "curves")

@@ -106,6 +106,7 @@ class Examples:
 
     def opened(self) -> Callable[[tf.Tensor], tuple[Tensors, Tensors]]:
         """Calls `open` in the current graph; returns `fetch`. GraphError if either returns what it may not."""
+        assert self.open, "of elements: opened_elements"
         fetch, pair = self.open(), "(features, labels), tensors [batch, ...]"
         if not callable(fetch):
             raise errors.returned(self.name, "open", fetch, f"a function fetch(indices) -> {pair}")
@@ -123,6 +124,7 @@ class Examples:
 
     def opened_elements(self) -> tf.data.Dataset:
         """Calls `elements` in the current graph; GraphError if it returns what it may not."""
+        assert self.elements, "of examples by index: opened"
         dataset = self.elements()
         if not isinstance(dataset, tf.data.Dataset):
             raise errors.returned(self.name, "elements", dataset, "a tf.data.Dataset of (features, label)")
@@ -240,7 +242,7 @@ class Examples:
             digest.update(repr(names).encode())
         for array in tf.nest.flatten(batch):
             digest.update(f"{array.dtype} {array.shape}".encode())
-            digest.update(np.ascontiguousarray(array))
+            digest.update(np.ascontiguousarray(array).data)
         if class_names and _are_of_several(labels, class_names) and (labels.sum(axis=1) == 1).all():
             raise errors.DataError(
                 f"{name}: labels are one-hot, of shape {labels.shape}, each of one class. Give their numbers: "
@@ -274,10 +276,10 @@ def check_classes(name: str, labels: np.ndarray, class_names: Sequence[str]) -> 
         )
 
 
-def _of_names(name: str, labels: np.ndarray, class_names: list[str]) -> tuple[np.ndarray, list[str]]:
+def _of_names(name: str, labels: np.ndarray, class_names: list[str]) -> tuple[Any, list[str]]:
     """Returns classes, int64 [n], of their names, and all names; DataError for other names than class_names."""
-    there, classes = np.unique(labels, return_inverse=True)
-    there = [each.decode(errors="replace") for each in there]
+    unique, classes = np.unique(labels, return_inverse=True)
+    there = [each.decode(errors="replace") for each in unique]
     if class_names:
         if unknown := set(there) - set(class_names):
             raise errors.DataError(

@@ -32,7 +32,7 @@ def main(argv) -> int:
     if options.keras:
         from tower_train.fronts import keras_files
 
-        console.say(*keras_files.export(options, pathlib.Path(options.export_dir or options.train_dir)))
+        console.say(*keras_files.export(options, pathlib.Path(str(options.export_dir or options.train_dir))))
         return 0
     exported, signatures = saved_model.export_run(options)
     console.say(f"Exported: {exported} (signatures {', '.join(signatures)})")

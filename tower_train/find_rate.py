@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -58,10 +59,14 @@ def range_test(workload, config: Config, steps: int = _STEPS) -> tuple[list[floa
     from tower_train.run import messages
     from tower_train.run.plan import plan_trial
 
-    of_test = dict(max_steps=steps, epochs=None, summary_every_steps=0, stall_timeout_secs=0, keep_hardest=None)
+    of_test: dict[str, Any] = dict(
+        max_steps=steps, epochs=None, summary_every_steps=0, stall_timeout_secs=0, keep_hardest=None
+    )
     config = dataclasses.replace(config, **of_test)
     plan, notes = plan_trial(workload, config)
-    built, examples, rates, losses = build_step(plan), plan.examples, [], []
+    built, examples = build_step(plan), plan.examples
+    rates: list[float] = []
+    losses: list[float] = []
     notice = [f"*** {examples.notice}"] if examples.notice else []
     console.say(f"data:     {examples.name}", *notice, *notes, *built.notes)
     with (
@@ -122,7 +127,7 @@ def main(argv) -> int:
     check_options(argv)
     curves.check_replaceable("find_rate", (".png",))
     asks = any(word.lstrip("-").startswith("max_steps") for word in argv)  # else it may be a recipe's
-    steps = config.max_steps if asks else _STEPS
+    steps = config.max_steps if asks and config.max_steps else _STEPS
     rates, losses = range_test(load(config.workload).with_options(workload_options), config, steps)
     rate = suggested(rates, losses)
     if rate is None:

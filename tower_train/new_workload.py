@@ -16,7 +16,8 @@ _TEMPLATE = pathlib.Path(__file__).parent / "workloads" / "template.py"
 
 
 def main(argv) -> int:
-    command_line.parse(argv, Options, USAGE, files=(names := []))
+    names: list[str] = []
+    command_line.parse(argv, Options, USAGE, files=names)
     if len(names) != 1 or not names[0].isidentifier() or keyword.iskeyword(names[0]):
         raise errors.ConfigError(
             f"Got {' '.join(names) or 'no name'}: give one name, of letters, digits and _, for the workload and "

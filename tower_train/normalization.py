@@ -175,7 +175,7 @@ def moments_over_towers(inputs: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tens
         [variance] = of_all([local_variance + tf.squeeze(tf.math.squared_difference(local_mean, mean), axes)])
         return tf.squeeze(mean, axes), variance
     local_mean = tf.squeeze(local_mean, axes)
-    outside = []  # tensors by which the gradient can be differentiated again
+    outside: list[tf.Tensor] = []  # tensors by which the gradient can be differentiated again
 
     @tf.custom_gradient
     def combined(local_mean, local_variance):
@@ -283,7 +283,7 @@ def _moments(plain: Callable, x, axes, shift=None, name=None, keep_dims=None, ke
     if not _is_of_batch(inputs, over):
         return plain(x, axes, shift=shift, name=name, keep_dims=keep_dims, keepdims=keepdims)
     with v1.name_scope(name, "moments"):
-        found = moments_over_towers(_wide(inputs), over)
+        found = [*moments_over_towers(_wide(inputs), over)]
         for axis in sorted(over) if keep_dims or keepdims else ():
             found = [tf.expand_dims(each, axis) for each in found]
         return tuple(tf.cast(each, inputs.dtype) for each in found)

@@ -23,7 +23,8 @@ Exit status: 0 done, 2 an option or a file is wrong.
 
 
 def main(argv) -> int:
-    options = command_line.parse(argv, PredictOptions, USAGE, files=(paths := []))
+    paths: list[str] = []
+    options = command_line.parse(argv, PredictOptions, USAGE, files=paths)
     if not paths:
         raise errors.ConfigError("No file is named. Give images, or .npy files of features, after the options.")
     used = [path for path in paths if _is_used(example_files.read, path)]  # first, as a network takes seconds to load

@@ -29,7 +29,8 @@ class ReportOptions(Options):
 
 
 def main(argv) -> int:
-    options = command_line.parse(argv, ReportOptions, USAGE, files=(train_dirs := []))
+    train_dirs: list[str] = []
+    options = command_line.parse(argv, ReportOptions, USAGE, files=train_dirs)
     if len(train_dirs) != 1:
         raise errors.ConfigError("Name one run: its directory, as the trainer names it in its first lines.")
     console.quiet_tensorflow()
@@ -42,7 +43,7 @@ def main(argv) -> int:
     try:
         run = saved_run.read(run_options, splits=(VALIDATION, TEST, TRAIN))
         looked_at, hard = hardest.hardest(run, _HARD)
-        found = looked_at, run.examples.name, hard
+        found: tuple | str = looked_at, run.examples.name, hard
     except errors.UserError as error:  # no checkpoint yet, no data here: the rest can be told
         found = f"Not known: {error}"
     path = pathlib.Path(options.out or run_dir.path / "report.html")

@@ -23,9 +23,9 @@ program's; 2 for a name that is not there or a wrong option.
 """
 
 
-def main(argv: list[str]) -> int:
+def main(argv) -> int:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.error = _refuse
+    parser.error = _refuse  # type: ignore[assignment, method-assign]
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--num_gpus", type=int, default=0)
     parser.add_argument("words", nargs=argparse.REMAINDER)
@@ -80,7 +80,7 @@ def _refuse(reason: str):
 
 
 def _check(program, names) -> int:
-    missing = {}
+    missing: dict[str, dict] = {}
     for name, place in program.uses:
         try:
             names.find(name)
@@ -113,7 +113,7 @@ def _run(words, program, names, num_gpus: int) -> int:
         runpy.run_path(words[0], run_name="__main__")
     except Exception as error:  # as Python shows it, without our frames, or by the hook that tells other workers
         frames = error.__traceback__
-        while frames.tb_next and frames.tb_frame.f_code.co_filename != words[0]:
+        while frames and frames.tb_next and frames.tb_frame.f_code.co_filename != words[0]:
             frames = frames.tb_next
         sys.excepthook(type(error), error.with_traceback(frames), frames)
         return 1

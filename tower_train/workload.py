@@ -157,7 +157,9 @@ class Workload:
                 raise errors.ConfigError(
                     f"workload {self.name} has no option {name!r}. Its options are: {', '.join(there) or 'none'}."
                 )
-        return self.configure(dataclasses.replace(self.options, **values)) if values else self
+        if not (values and self.options and self.configure):
+            return self
+        return self.configure(dataclasses.replace(self.options, **values))
 
     def recipe_options(self, name: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
         """Returns {name: value} of its own options under one of `recipes`, beside those that are chosen. Raises
@@ -240,10 +242,12 @@ def take_ours(attribute: str = "WORKLOAD") -> None:
     TensorFlow's tutorial, does not speak of this workload."""
     spec = None if OURS in sys.modules else importlib.util.find_spec(OURS)
     ours = pathlib.Path(__file__).parents[1] / OURS / "__init__.py"
-    if spec is None or not spec.has_location or not ours.exists() or os.path.samefile(spec.origin, ours):
+    users = spec.origin if spec and spec.has_location else None
+    if users is None or not ours.exists() or os.path.samefile(users, ours):
         return
-    if not re.search(rf"\b{attribute}\b", pathlib.Path(spec.origin).read_text(errors="replace")):
+    if not re.search(rf"\b{attribute}\b", pathlib.Path(users).read_text(errors="replace")):
         spec = importlib.util.spec_from_file_location(OURS, ours, submodule_search_locations=[str(ours.parent)])
+        assert spec and spec.loader
         sys.modules[OURS] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[OURS])
 
@@ -308,8 +312,8 @@ def _refuse_if_in_run(path: str, files: Sequence[str], train_dir: str) -> None:
 def _refuse_if_foreign(path: str, file: str, train_dir: str | None, run_json: Mapping[str, Any]) -> None:
     """Raises RunError for a module that a run names, unless it is the one that was trained there, or is installed: the
     run may be a stranger's, and an import executes whatever the module does."""
-    ours = [pathlib.Path(__file__).parent, pathlib.Path(__file__).parents[1] / OURS]
-    installed = map(pathlib.Path, (*site.getsitepackages(), site.getusersitepackages(), *ours))
+    here = pathlib.Path(__file__).parent
+    installed = [here, here.parent / OURS, *map(pathlib.Path, [*site.getsitepackages(), site.getusersitepackages()])]
     is_trained = run_json.get("workload_file") == os.path.realpath(file)
     if not is_trained and not any(pathlib.Path(file).is_relative_to(folder) for folder in installed):
         trained = run_json.get("workload_file") or "not noted"

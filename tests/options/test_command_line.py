@@ -63,6 +63,18 @@ def test_help_shows_every_option_with_its_default_and_does_not_import_tensorflow
             assert text[:2] + text[-1] == " []" and type(default)(text[2:-1]) == default
 
 
+@pytest.mark.parametrize(
+    ("script", "module"), [("tower-train", "tower_train"), ("tower-train-find-rate", "tower_train.find_rate")]
+)
+def test_a_console_script_is_the_command_of_its_name(without_tensorflow, tmp_path, script, module):
+    (tmp_path / script).write_text("from tower_train import console_scripts\nconsole_scripts.run()\n")
+    environment = os.environ | {"PYTHONPATH": str(jobs.ROOT)}
+    shown = subprocess.run(
+        [sys.executable, tmp_path / script, "--help"], env=environment, capture_output=True, text=True
+    )
+    assert shown.returncode == 0 and shown.stdout == without_tensorflow(module, "--help").stdout
+
+
 def test_help_comes_within_a_second():
     """Of the processor: less than half of what importing TensorFlow takes on the fastest machines."""
     before = os.times()

@@ -9,18 +9,17 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from absl import flags
 
 from tower_train import console, errors, options
 
 Fields = dict[str, dataclasses.Field]
+T = TypeVar("T", bound=options.Options)
 
 
-def parse(
-    argv: Sequence[str], options_class: type[options.Options], usage: str, files: list[str] | None = None
-) -> options.Options:
+def parse(argv: Sequence[str], options_class: type[T], usage: str, files: list[str] | None = None) -> T:
     """Reads a command line, absl's `--flagfile=FILE` included; prints --help and leaves if that is asked for.
 
     `files` gets the words that are no options, for a command that takes files. Raises ConfigError for an unknown
