@@ -42,16 +42,22 @@ class Cifar10Options(augmentation.ImageOptions):
     """This workload's own options."""
 
     model: str = option(
-        "convnet", "the network, each with its own recipe: convnet (the tutorial's), cifar10_94 (to 94 % in 8 "
+        "convnet",
+        "the network, each with its own recipe: convnet (the tutorial's), cifar10_94 (to 94 % in 8 "
         "epochs), cifar10_95 (wider, to 95 % in 16), cifar10_96 (deeper, to 96 % in 38), minigooglenet, resnet20, "
-        "resnet56", TRAINING,
-        allowed=tuple(_MODELS), resume="same",
-    )  # fmt: skip
+        "resnet56",
+        TRAINING,
+        allowed=tuple(_MODELS),
+        resume="same",
+    )
     image_sizes: str | None = option(
-        None, "EPOCH:PIXELS,...: height and width of training images from an epoch on, e.g. 0:24,4.5:32 (the "
-        "recipe's with --recipe, else 32)", TRAINING,
-        resume="note", needs=("model", *_OF_ANY_SIZE),
-    )  # fmt: skip
+        None,
+        "EPOCH:PIXELS,...: height and width of training images from an epoch on, e.g. 0:24,4.5:32 (the "
+        "recipe's with --recipe, else 32)",
+        TRAINING,
+        resume="note",
+        needs=("model", *_OF_ANY_SIZE),
+    )
 
     def check(self):
         self.sizes()

@@ -89,9 +89,14 @@ def inference_for(examples: Examples, **network):
 
 
 def inference(
-    images: tf.Tensor, training: bool, whitening_kernels, widths: Sequence[int],
-    sizes: Mapping[float, int] = FULL_SIZE, head: float = 1.0, depth: int = 2,
-) -> tf.Tensor:  # fmt: skip
+    images: tf.Tensor,
+    training: bool,
+    whitening_kernels,
+    widths: Sequence[int],
+    sizes: Mapping[float, int] = FULL_SIZE,
+    head: float = 1.0,
+    depth: int = 2,
+) -> tf.Tensor:
     """Builds the network: images [batch, 32, 32, 3] to logits [batch, 10].
 
     Args:

@@ -63,9 +63,12 @@ class Axes(NamedTuple):
 
 
 def convolution(
-    inputs: tf.Tensor, weights: tf.Tensor, pixels_first: bool = False, algorithm: Algorithm | None = None,
+    inputs: tf.Tensor,
+    weights: tf.Tensor,
+    pixels_first: bool = False,
+    algorithm: Algorithm | None = None,
     sizes: Sequence[int] = (),
-) -> tf.Tensor:  # fmt: skip
+) -> tf.Tensor:
     """Equals `tf.nn.conv2d(inputs, weights, strides=1, padding="SAME")`, in less time on a CPU.
 
     On a GPU it is TensorFlow's convolution, since cuDNN chooses among algorithms by itself.

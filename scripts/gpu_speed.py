@@ -117,9 +117,14 @@ def recipe(options) -> dict:
     median = statistics.median(seconds)
     compiling = [each for each in seconds if each > SLOW * median]
     found = {
-        "steps": len(seconds), "seconds": sum(seconds), "compiling steps": len(compiling), "compiling": sum(compiling),
-        "without compiling": sum(seconds) - sum(compiling), "median ms": 1e3 * median, "result": str(result),
-    }  # fmt: skip
+        "steps": len(seconds),
+        "seconds": sum(seconds),
+        "compiling steps": len(compiling),
+        "compiling": sum(compiling),
+        "without compiling": sum(seconds) - sum(compiling),
+        "median ms": 1e3 * median,
+        "result": str(result),
+    }
     print(
         f"recipe: {found['steps']} steps in {found['seconds']:.2f} s, {found['without compiling']:.2f} s without the "
         f"{found['compiling steps']} that compiled; median {found['median ms']:.2f} ms a step"

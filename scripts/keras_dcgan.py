@@ -40,13 +40,18 @@ def generator():
     return keras.Sequential(
         [
             keras.Input([LATENT]),
-            layers.Dense(7 * 7 * 64, use_bias=False), layers.BatchNormalization(), layers.ReLU(),
+            layers.Dense(7 * 7 * 64, use_bias=False),
+            layers.BatchNormalization(),
+            layers.ReLU(),
             layers.Reshape((7, 7, 64)),
-            layers.Conv2DTranspose(32, 4, **up), layers.BatchNormalization(), layers.ReLU(),
-            layers.Conv2DTranspose(1, 4, **up), layers.Activation("tanh", dtype="float32"),
+            layers.Conv2DTranspose(32, 4, **up),
+            layers.BatchNormalization(),
+            layers.ReLU(),
+            layers.Conv2DTranspose(1, 4, **up),
+            layers.Activation("tanh", dtype="float32"),
         ],
         name="generator",
-    )  # fmt: skip
+    )
 
 
 def discriminator():
@@ -54,12 +59,17 @@ def discriminator():
     return keras.Sequential(
         [
             keras.Input([28, 28, 1]),
-            layers.Conv2D(32, 4, **down), layers.LeakyReLU(0.2), layers.Dropout(0.3),
-            layers.Conv2D(64, 4, **down), layers.LeakyReLU(0.2), layers.Dropout(0.3),
-            layers.Flatten(), layers.Dense(1, dtype="float32"),
+            layers.Conv2D(32, 4, **down),
+            layers.LeakyReLU(0.2),
+            layers.Dropout(0.3),
+            layers.Conv2D(64, 4, **down),
+            layers.LeakyReLU(0.2),
+            layers.Dropout(0.3),
+            layers.Flatten(),
+            layers.Dense(1, dtype="float32"),
         ],
         name="discriminator",
-    )  # fmt: skip
+    )
 
 
 class DCGAN(keras.Model):
@@ -126,9 +136,13 @@ def main(_):
     parallel = tower_train.multi_gpu_model(gan, gpus=options.num_gpus)
     parallel.compile()
     parallel.fit(
-        images, batch_size=options.batch_size, epochs=options.epochs, steps_per_epoch=options.steps, verbose=2,
+        images,
+        batch_size=options.batch_size,
+        epochs=options.epochs,
+        steps_per_epoch=options.steps,
+        verbose=2,
         callbacks=[Pictures(options.pictures)] if options.pictures else [],
-    )  # fmt: skip
+    )
     if options.save:
         gan.generator.save(options.save)
         print(f"Saved {options.save}. To use it: keras.models.load_model({str(options.save)!r})")

@@ -24,10 +24,27 @@ from tower_train.options import (
 
 # Of the trainer's options, those that --help shows first.
 MOST_USED = (
-    "num_gpus", "workload", "recipe", "dataset", "data_dir", "train_dir", "batch_size", "max_steps", "epochs",
-    "optimizer", "momentum", "learning_rate", "lr_schedule", "warmup_epochs", "dtype", "seed", "save_every_steps",
-    "log_every_steps", "eval_every_steps", "eval_at_end",
-)  # fmt: skip
+    "num_gpus",
+    "workload",
+    "recipe",
+    "dataset",
+    "data_dir",
+    "train_dir",
+    "batch_size",
+    "max_steps",
+    "epochs",
+    "optimizer",
+    "momentum",
+    "learning_rate",
+    "lr_schedule",
+    "warmup_epochs",
+    "dtype",
+    "seed",
+    "save_every_steps",
+    "log_every_steps",
+    "eval_every_steps",
+    "eval_at_end",
+)
 
 
 def is_remote(path: str) -> bool:
@@ -49,9 +66,13 @@ class CompilerOptions(Options):
     """The compiler of the towers."""
 
     jit_compile: str = option(
-        "auto", "compile towers by XLA, in training also the update: always, never, or auto: on GPUs, not on CPUs, "
-        "where it is slower", ARITHMETIC, allowed=("auto", "always", "never"), resume="note",
-    )  # fmt: skip
+        "auto",
+        "compile towers by XLA, in training also the update: always, never, or auto: on GPUs, not on CPUs, "
+        "where it is slower",
+        ARITHMETIC,
+        allowed=("auto", "always", "never"),
+        resume="note",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,9 +80,11 @@ class DeviceOptions(CompilerOptions):
     """The devices that carry towers, and their compiler."""
 
     num_gpus: int | None = option(
-        None, "number of towers; tower i lives on GPU i, or on logical CPU device i (as many as --gpus names, else 1)",
-        TOWERS, allowed="at least 1 and at most 1024",
-    )  # fmt: skip
+        None,
+        "number of towers; tower i lives on GPU i, or on logical CPU device i (as many as --gpus names, else 1)",
+        TOWERS,
+        allowed="at least 1 and at most 1024",
+    )
     gpus: tuple[int, ...] | None = option(
         None, "indices of the GPUs that carry the towers, e.g. 0,2 (the first --num_gpus)", TOWERS, allowed="at least 0"
     )
@@ -95,29 +118,44 @@ class Config(DeviceOptions):
     """All options of a training run. Defaults are those of the original cifar10_multi_gpu_train."""
 
     variable_update: str = option(
-        "auto", "place of the variables: cpu (one copy for all towers), mirrored (a copy on each tower's device), or "
-        "auto: mirrored for towers on GPUs, else cpu", TOWERS, allowed=("auto", "cpu", "mirrored"), resume="note",
-    )  # fmt: skip
+        "auto",
+        "place of the variables: cpu (one copy for all towers), mirrored (a copy on each tower's device), or "
+        "auto: mirrored for towers on GPUs, else cpu",
+        TOWERS,
+        allowed=("auto", "cpu", "mirrored"),
+        resume="note",
+    )
     all_reduce: str | None = option(
-        None, "all-reduce of mirrored variables' gradients: collective (TensorFlow's ring), nccl (NVIDIA GPUs only), "
-        "or add_n (on one device, then copied) (nccl between several GPUs, else collective)", TOWERS,
-        allowed=("collective", "nccl", "add_n"), resume="note", needs=("variable_update", "auto", "mirrored"),
-    )  # fmt: skip
+        None,
+        "all-reduce of mirrored variables' gradients: collective (TensorFlow's ring), nccl (NVIDIA GPUs only), "
+        "or add_n (on one device, then copied) (nccl between several GPUs, else collective)",
+        TOWERS,
+        allowed=("collective", "nccl", "add_n"),
+        resume="note",
+        needs=("variable_update", "auto", "mirrored"),
+    )
     check_mirrors_every_steps: int = option(
-        0, "steps between checks that all copies of the variables agree to the bit; 0: none", TOWERS,
+        0,
+        "steps between checks that all copies of the variables agree to the bit; 0: none",
+        TOWERS,
         allowed="at least 0",
-    )  # fmt: skip
+    )
 
     augment_on: str = option(
-        "auto", "place where training examples are augmented: host, device (their tower's), or auto: the device if it "
-        "is a GPU and the workload's augmentation is made for that", TOWERS, allowed=("auto", "host", "device"),
+        "auto",
+        "place where training examples are augmented: host, device (their tower's), or auto: the device if it "
+        "is a GPU and the workload's augmentation is made for that",
+        TOWERS,
+        allowed=("auto", "host", "device"),
         resume="note",
-    )  # fmt: skip
+    )
 
     worker_hosts: str | None = option(
-        None, "host:port of each worker process, the chief first, e.g. a:2222,b:2222 (from TF_CONFIG or Slurm; else "
-        "this process alone). Whoever reaches these ports can act as you: docs/scaling.md", MACHINES,
-    )  # fmt: skip
+        None,
+        "host:port of each worker process, the chief first, e.g. a:2222,b:2222 (from TF_CONFIG or Slurm; else "
+        "this process alone). Whoever reaches these ports can act as you: docs/scaling.md",
+        MACHINES,
+    )
     task_index: int | None = option(
         None, "index of this process in --worker_hosts, from 0", MACHINES, allowed="at least 0"
     )
@@ -125,25 +163,33 @@ class Config(DeviceOptions):
         30.0, "seconds without a heartbeat after which a worker counts as missing", MACHINES, allowed="above 0"
     )
     start_timeout_secs: float = option(
-        1800.0, "seconds to wait for all workers to start, e.g. while container images are pulled", MACHINES,
+        1800.0,
+        "seconds to wait for all workers to start, e.g. while container images are pulled",
+        MACHINES,
         allowed="above 0",
-    )  # fmt: skip
+    )
     wait_for_workers: bool = option(
-        False, "wait for a missing worker and go on from the last checkpoint when it is back, instead of leaving with "
-        "status 138; only for python -m tower_train: programs that call train() must be started again", MACHINES,
+        False,
+        "wait for a missing worker and go on from the last checkpoint when it is back, instead of leaving with "
+        "status 138; only for python -m tower_train: programs that call train() must be started again",
+        MACHINES,
         needs=("train_dir",),
-    )  # fmt: skip
+    )
     elastic: str | None = option(
-        None, "number of workers MIN:MAX, e.g. 2:4: when one is lost, go on from the last checkpoint with the others, "
+        None,
+        "number of workers MIN:MAX, e.g. 2:4: when one is lost, go on from the last checkpoint with the others, "
         "and with more when one returns; a step keeps the examples of MAX workers; only for python -m tower_train: "
-        "programs that call train() must be started again", MACHINES, needs=("train_dir",),
-    )  # fmt: skip
+        "programs that call train() must be started again",
+        MACHINES,
+        needs=("train_dir",),
+    )
 
     workload: str = option("cifar10", "network and data, as an import path: MODULE or MODULE:NAME", DATA)
     dataset: str = option(
-        "auto", "name of one of the workload's data sets; cifar10 has auto, cifar10 (downloaded if missing), generated",
+        "auto",
+        "name of one of the workload's data sets; cifar10 has auto, cifar10 (downloaded if missing), generated",
         DATA,
-    )  # fmt: skip
+    )
     data_dir: str | None = option(None, "directory of the data (~/.cache/tower_train)", DATA)
     validation_fraction: float = option(
         0.0,
@@ -159,134 +205,223 @@ class Config(DeviceOptions):
     )
 
     batch_size: int | None = option(
-        None, "examples per tower; a step has this times the number of towers (128)", TRAINING,
-        needs=("global_batch_size", None), allowed="at least 1 and at most 16777216",
-    )  # fmt: skip
+        None,
+        "examples per tower; a step has this times the number of towers (128)",
+        TRAINING,
+        needs=("global_batch_size", None),
+        allowed="at least 1 and at most 16777216",
+    )
     global_batch_size: int | None = option(
-        None, "examples per step over all towers of all workers, instead of --batch_size", TRAINING,
-        allowed="at least 1 and at most 16777216", needs=("batch_size", None),
-    )  # fmt: skip
+        None,
+        "examples per step over all towers of all workers, instead of --batch_size",
+        TRAINING,
+        allowed="at least 1 and at most 16777216",
+        needs=("batch_size", None),
+    )
     max_steps: int | None = option(
-        None, "steps after which to stop, counted over all starts of the run; on resuming, another number stretches "
-        "--lr_schedule=cosine, linear or points to it, so that the rate jumps (1000)", TRAINING, needs=("epochs", None),
+        None,
+        "steps after which to stop, counted over all starts of the run; on resuming, another number stretches "
+        "--lr_schedule=cosine, linear or points to it, so that the rate jumps (1000)",
+        TRAINING,
+        needs=("epochs", None),
         allowed="at least 1",
-    )  # fmt: skip
+    )
     epochs: float | None = option(
-        None, "passes over the data after which to stop, instead of --max_steps, also on resuming", TRAINING,
-        allowed="above 0", needs=("max_steps", None),
-    )  # fmt: skip
+        None,
+        "passes over the data after which to stop, instead of --max_steps, also on resuming",
+        TRAINING,
+        allowed="above 0",
+        needs=("max_steps", None),
+    )
     seed: int = option(
         0, "seed of initial weights, order, augmentations and dropout", ARITHMETIC, allowed="at least 0", resume="same"
     )
     optimizer: str = option(
-        "sgd", "sgd, momentum, adam, adamw (adam with --weight_decay), or muon (momentum made orthogonal for matrices "
-        "and filters)", OPTIMIZER, allowed=("sgd", "momentum", "adam", "adamw", "muon"), resume="same",
-    )  # fmt: skip
+        "sgd",
+        "sgd, momentum, adam, adamw (adam with --weight_decay), or muon (momentum made orthogonal for matrices "
+        "and filters)",
+        OPTIMIZER,
+        allowed=("sgd", "momentum", "adam", "adamw", "muon"),
+        resume="same",
+    )
     weight_decay: float | None = option(
-        None, "decoupled weight decay: each step first takes the learning rate times this from all weights but biases "
-        "and normalisations; 0: none (0.004 with --optimizer=adamw, else 0)", OPTIMIZER, allowed="at least 0",
+        None,
+        "decoupled weight decay: each step first takes the learning rate times this from all weights but biases "
+        "and normalisations; 0: none (0.004 with --optimizer=adamw, else 0)",
+        OPTIMIZER,
+        allowed="at least 0",
         resume="note",
-    )  # fmt: skip
+    )
     momentum: float = option(
-        0.9, "coefficient of --optimizer=momentum or muon", OPTIMIZER, allowed="at least 0 and below 1", resume="note",
+        0.9,
+        "coefficient of --optimizer=momentum or muon",
+        OPTIMIZER,
+        allowed="at least 0 and below 1",
+        resume="note",
         needs=("optimizer", "momentum", "muon"),
-    )  # fmt: skip
+    )
     nesterov: bool = option(
-        False, "Nesterov's momentum, with --optimizer=momentum or muon", OPTIMIZER, resume="note",
+        False,
+        "Nesterov's momentum, with --optimizer=momentum or muon",
+        OPTIMIZER,
+        resume="note",
         needs=("optimizer", "momentum", "muon"),
-    )  # fmt: skip
+    )
     muon_iterations: int = option(
-        5, "Newton-Schulz iterations of --optimizer=muon", OPTIMIZER, allowed="at least 1 and at most 100",
-        resume="note", needs=("optimizer", "muon"),
-    )  # fmt: skip
+        5,
+        "Newton-Schulz iterations of --optimizer=muon",
+        OPTIMIZER,
+        allowed="at least 1 and at most 100",
+        resume="note",
+        needs=("optimizer", "muon"),
+    )
     learning_rate: float = option(0.1, "initial learning rate", LEARNING_RATE, allowed="above 0", resume="note")
     learning_rate_decay_factor: float = option(
-        0.1, "factor of each decay; 1: no decay", LEARNING_RATE, allowed="above 0", resume="note",
-        needs=("lr_schedule", "exponential", "piecewise"),
-    )  # fmt: skip
-    num_epochs_per_decay: float = option(
-        350.0, "epochs between decays of --lr_schedule=exponential", LEARNING_RATE, allowed="above 0", resume="note",
-        needs=("lr_schedule", "exponential"),
-    )  # fmt: skip
-    lr_schedule: str = option(
-        "exponential", "exponential (staircase), piecewise, cosine or linear down to 0 at the last step, or points",
-        LEARNING_RATE, allowed=("exponential", "piecewise", "cosine", "linear", "points"), resume="note",
-    )  # fmt: skip
-    lr_boundaries: tuple[int, ...] | None = option(
-        None, "epochs at which --lr_schedule=piecewise decays, e.g. 82,123", LEARNING_RATE, allowed="above 0",
-        resume="note", needs=("lr_schedule", "piecewise"),
-    )  # fmt: skip
-    lr_points: str | None = option(
-        None, "points SHARE:FACTOR of --lr_schedule=points, linear between them; shares of the whole training from 0 "
-        "to 1, e.g. 0:0.2,0.23:1,1:0.07", LEARNING_RATE, resume="note", needs=("lr_schedule", "points"),
-    )  # fmt: skip
-    lr_scaling: str = option(
-        "none", "factor for the global batch: linear (global batch / --lr_base_batch), sqrt (its root), or none",
-        LEARNING_RATE, allowed=("none", "linear", "sqrt"), resume="note",
-    )  # fmt: skip
-    lr_base_batch: int = option(
-        128, "examples per step for which the learning rate is meant, for --lr_scaling", LEARNING_RATE,
-        allowed="at least 1", resume="note", needs=("lr_scaling", "linear", "sqrt"),
-    )  # fmt: skip
-    warmup_epochs: float = option(
-        0.0, "epochs in which the learning rate rises to its value, for large batches; 0: none", LEARNING_RATE,
-        allowed="at least 0", resume="note",
-    )  # fmt: skip
-    label_smoothing: float = option(
-        0.0, "share of each label that is spread over all classes; 0: none", TRAINING, allowed="at least 0 and below 1",
+        0.1,
+        "factor of each decay; 1: no decay",
+        LEARNING_RATE,
+        allowed="above 0",
         resume="note",
-    )  # fmt: skip
+        needs=("lr_schedule", "exponential", "piecewise"),
+    )
+    num_epochs_per_decay: float = option(
+        350.0,
+        "epochs between decays of --lr_schedule=exponential",
+        LEARNING_RATE,
+        allowed="above 0",
+        resume="note",
+        needs=("lr_schedule", "exponential"),
+    )
+    lr_schedule: str = option(
+        "exponential",
+        "exponential (staircase), piecewise, cosine or linear down to 0 at the last step, or points",
+        LEARNING_RATE,
+        allowed=("exponential", "piecewise", "cosine", "linear", "points"),
+        resume="note",
+    )
+    lr_boundaries: tuple[int, ...] | None = option(
+        None,
+        "epochs at which --lr_schedule=piecewise decays, e.g. 82,123",
+        LEARNING_RATE,
+        allowed="above 0",
+        resume="note",
+        needs=("lr_schedule", "piecewise"),
+    )
+    lr_points: str | None = option(
+        None,
+        "points SHARE:FACTOR of --lr_schedule=points, linear between them; shares of the whole training from 0 "
+        "to 1, e.g. 0:0.2,0.23:1,1:0.07",
+        LEARNING_RATE,
+        resume="note",
+        needs=("lr_schedule", "points"),
+    )
+    lr_scaling: str = option(
+        "none",
+        "factor for the global batch: linear (global batch / --lr_base_batch), sqrt (its root), or none",
+        LEARNING_RATE,
+        allowed=("none", "linear", "sqrt"),
+        resume="note",
+    )
+    lr_base_batch: int = option(
+        128,
+        "examples per step for which the learning rate is meant, for --lr_scaling",
+        LEARNING_RATE,
+        allowed="at least 1",
+        resume="note",
+        needs=("lr_scaling", "linear", "sqrt"),
+    )
+    warmup_epochs: float = option(
+        0.0,
+        "epochs in which the learning rate rises to its value, for large batches; 0: none",
+        LEARNING_RATE,
+        allowed="at least 0",
+        resume="note",
+    )
+    label_smoothing: float = option(
+        0.0,
+        "share of each label that is spread over all classes; 0: none",
+        TRAINING,
+        allowed="at least 0 and below 1",
+        resume="note",
+    )
     keep_hardest: str | None = option(
-        None, "EPOCH:SHARE, e.g. 2:0.75: from this epoch on, passes over that share of the examples only, those whose "
+        None,
+        "EPOCH:SHARE, e.g. 2:0.75: from this epoch on, passes over that share of the examples only, those whose "
         "losses were the greatest when they were last trained on; other options count as many examples to an epoch "
         "as without it",
-        TRAINING, resume="same",
-    )  # fmt: skip
+        TRAINING,
+        resume="same",
+    )
     class_weight: str | None = option(
-        None, "weights of classes in the training's loss: balanced (examples / (classes * those of the class)), or "
-        "CLASS:WEIGHT by number or name, e.g. 0:1,1:2.5 (1 each)", TRAINING, resume="note",
-    )  # fmt: skip
+        None,
+        "weights of classes in the training's loss: balanced (examples / (classes * those of the class)), or "
+        "CLASS:WEIGHT by number or name, e.g. 0:1,1:2.5 (1 each)",
+        TRAINING,
+        resume="note",
+    )
     clip_gradients: float = option(
         0.0, "largest global norm of the gradients; 0: no limit", OPTIMIZER, allowed="at least 0", resume="note"
     )
     accumulate_steps: int = option(
-        1, "batches per tower and step, one after the other (gradient accumulation)", TRAINING,
+        1,
+        "batches per tower and step, one after the other (gradient accumulation)",
+        TRAINING,
         allowed="at least 1 and at most 1024",
-    )  # fmt: skip
+    )
     ema: float = option(
-        0.9999, "decay per step of the exponential moving averages of the weights, which evaluation uses; 0: none",
-        OPTIMIZER, allowed="at least 0 and below 1", resume="note",
-    )  # fmt: skip
+        0.9999,
+        "decay per step of the exponential moving averages of the weights, which evaluation uses; 0: none",
+        OPTIMIZER,
+        allowed="at least 0 and below 1",
+        resume="note",
+    )
     batch_norm: str = option(
-        "global", "batch normalisation over the global batch, as on one device, or tower by tower, as published "
-        "programs do: then N towers are not one", TRAINING, allowed=("global", "tower"), resume="note",
-    )  # fmt: skip
+        "global",
+        "batch normalisation over the global batch, as on one device, or tower by tower, as published "
+        "programs do: then N towers are not one",
+        TRAINING,
+        allowed=("global", "tower"),
+        resume="note",
+    )
     allow_stateful_random: bool = option(
-        False, "allow operations with random states of their own, such as tf.nn.dropout: results then depend on the "
-        "number of towers and on resuming", ARITHMETIC, resume="note",
-    )  # fmt: skip
+        False,
+        "allow operations with random states of their own, such as tf.nn.dropout: results then depend on the "
+        "number of towers and on resuming",
+        ARITHMETIC,
+        resume="note",
+    )
     dtype: str = option(
-        "float32", "arithmetic: float32, float64, bfloat16 or float16 (both with float32 variables, float16 with a "
+        "float32",
+        "arithmetic: float32, float64, bfloat16 or float16 (both with float32 variables, float16 with a "
         "loss scale), or auto: bfloat16 if the CPU or every GPU used has fast instructions for it, else float16 if "
-        "every GPU used is made for it, else float32", ARITHMETIC,
-        allowed=("float32", "float64", "bfloat16", "float16", "auto"), resume="same",
-    )  # fmt: skip
+        "every GPU used is made for it, else float32",
+        ARITHMETIC,
+        allowed=("float32", "float64", "bfloat16", "float16", "auto"),
+        resume="same",
+    )
     check_towers: str = option(
-        "auto", "before a new run, a few small steps on the host show that its towers train what one trains: never, a "
+        "auto",
+        "before a new run, a few small steps on the host show that its towers train what one trains: never, a "
         "number of towers, or auto: as many as there are (at most 4, of 2 batches each), unless the workload comes "
-        "with the trainer", ARITHMETIC,
-    )  # fmt: skip
+        "with the trainer",
+        ARITHMETIC,
+    )
     allow_differences: bool = option(
         False, "train even if --check_towers finds towers that differ from one; the log and run.json tell", ARITHMETIC
     )
     tensor_float_32: bool | None = option(
-        None, "let GPUs round the factors of float32 products to 10 bits, which is faster (TensorFlow's setting, which "
-        "is on)", ARITHMETIC, resume="note",
-    )  # fmt: skip
+        None,
+        "let GPUs round the factors of float32 products to 10 bits, which is faster (TensorFlow's setting, which "
+        "is on)",
+        ARITHMETIC,
+        resume="note",
+    )
     deterministic: bool = option(
-        False, "make results repeat to the bit, on GPUs by slower kernels; refused if an operation has none",
-        ARITHMETIC, resume="note",
-    )  # fmt: skip
+        False,
+        "make results repeat to the bit, on GPUs by slower kernels; refused if an operation has none",
+        ARITHMETIC,
+        resume="note",
+    )
 
     train_dir: str | None = option(
         None, "directory of the run; a run that is there is resumed (a new runs/WORKLOAD-TIME)", RUN
@@ -297,22 +432,33 @@ class Config(DeviceOptions):
     )
     keep_checkpoints: int = option(5, "number of newest checkpoints kept; 0: all", RUN, allowed="at least 0")
     keep_best: bool = option(
-        False, "keep the checkpoint with the best first metric of the workload in TRAIN_DIR/best", RUN,
+        False,
+        "keep the checkpoint with the best first metric of the workload in TRAIN_DIR/best",
+        RUN,
         needs=("eval_every_steps",),
-    )  # fmt: skip
+    )
     early_stopping_patience_epochs: float = option(
-        0.0, "epochs without a better first metric after which to stop; 0: never", RUN, allowed="at least 0",
+        0.0,
+        "epochs without a better first metric after which to stop; 0: never",
+        RUN,
+        allowed="at least 0",
         needs=("eval_every_steps",),
-    )  # fmt: skip
+    )
     on_nonfinite: str = option(
-        "stop", "after a step whose loss or gradients are not finite: stop, or skip its update, but stop at the tenth "
-        "in a row", FAULTS, allowed=("stop", "skip"), resume="note",
-    )  # fmt: skip
+        "stop",
+        "after a step whose loss or gradients are not finite: stop, or skip its update, but stop at the tenth in a row",
+        FAULTS,
+        allowed=("stop", "skip"),
+        resume="note",
+    )
     stall_timeout_secs: float | None = option(
-        None, "seconds without the end of a step after which to report what is waited for; --worker_timeout_secs later "
+        None,
+        "seconds without the end of a step after which to report what is waited for; --worker_timeout_secs later "
         "the run ends if that is another worker or an all-reduce; 0: never (1800 with several workers or GPUs that "
-        "average, else 0)", FAULTS, allowed="at least 0",
-    )  # fmt: skip
+        "average, else 0)",
+        FAULTS,
+        allowed="at least 0",
+    )
 
     log_every_steps: int = option(
         10,
@@ -324,13 +470,17 @@ class Config(DeviceOptions):
         100, "steps between histograms and images for TensorBoard; 0: none", REPORTS, allowed="at least 0"
     )
     profile_steps: tuple[int, ...] | None = option(
-        None, "first and last step to profile, e.g. 10,20, for TensorBoard's profile plugin", REPORTS,
+        None,
+        "first and last step to profile, e.g. 10,20, for TensorBoard's profile plugin",
+        REPORTS,
         allowed="at least 1",
-    )  # fmt: skip
+    )
     eval_every_steps: int = option(
-        0, "steps between evaluations on the validation examples, or else the test examples; 0: none", REPORTS,
+        0,
+        "steps between evaluations on the validation examples, or else the test examples; 0: none",
+        REPORTS,
         allowed="at least 0",
-    )  # fmt: skip
+    )
     eval_at_end: bool = option(False, "evaluate after the last step too, also on the test examples", REPORTS)
 
     def check(self):
@@ -384,13 +534,18 @@ class RecipeOptions(Options):
     """Options of the trainer's command line that choose a Config."""
 
     recipe: str | None = option(
-        None, "name of one of the workload's recipes: a network and its options, which the command line may change; "
-        "--workload=NAME --help lists them", DATA,
-    )  # fmt: skip
+        None,
+        "name of one of the workload's recipes: a network and its options, which the command line may change; "
+        "--workload=NAME --help lists them",
+        DATA,
+    )
     seeds: tuple[int, ...] | None = option(
-        None, "seeds, e.g. 0,1,2: trains with each in turn, in TRAIN_DIR/seed-0 and so on, and tells mean, deviation "
-        "and interval of the results", ARITHMETIC, allowed="at least 0",
-    )  # fmt: skip
+        None,
+        "seeds, e.g. 0,1,2: trains with each in turn, in TRAIN_DIR/seed-0 and so on, and tells mean, deviation "
+        "and interval of the results",
+        ARITHMETIC,
+        allowed="at least 0",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -419,14 +574,18 @@ class EvaluateOptions(DeviceOptions, RunOptions):
     """Options of `python -m tower_train.evaluate`."""
 
     split: str = option(
-        "auto", "examples to evaluate on: test, validation, train, or auto: test, else validation", DATA,
+        "auto",
+        "examples to evaluate on: test, validation, train, or auto: test, else validation",
+        DATA,
         allowed=("auto", "test", "validation", "train"),
-    )  # fmt: skip
+    )
     watch: bool = option(False, "evaluate each new checkpoint as it appears, until the run has ended", RUN)
     batch_size: int = option(
-        256, "examples per tower and step; the result does not depend on it", RUN,
+        256,
+        "examples per tower and step; the result does not depend on it",
+        RUN,
         allowed="at least 1 and at most 16777216",
-    )  # fmt: skip
+    )
 
     def check(self):
         super().check()
@@ -443,8 +602,10 @@ class ExportOptions(RunOptions):
     )
     overwrite: bool = option(False, "replace the SavedModel, or --keras' files, in --export_dir", RUN)
     keras: bool = option(
-        False, "write a Keras network as model.keras and model.weights.h5, into --export_dir (TRAIN_DIR)", RUN,
-    )  # fmt: skip
+        False,
+        "write a Keras network as model.keras and model.weights.h5, into --export_dir (TRAIN_DIR)",
+        RUN,
+    )
     probabilities: bool = option(
         False, "end --keras' model by a softmax, or a sigmoid of several classes at once", RUN, needs=("keras",)
     )

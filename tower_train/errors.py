@@ -62,9 +62,12 @@ class WorkerError(UserError):
     exit_status = 138
 
     def __init__(
-        self, text: str, exit_status: int = exit_status, is_final: bool = False,
+        self,
+        text: str,
+        exit_status: int = exit_status,
+        is_final: bool = False,
         environment: Mapping[str, str] | None = None,
-    ):  # fmt: skip
+    ):
         super().__init__(text)
         self.exit_status, self.is_final, self.environment = exit_status, is_final, dict(environment or {})
 

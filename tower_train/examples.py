@@ -87,8 +87,11 @@ class Examples:
         if self.labels is None or not self.class_names:
             return None
         is_one = self.labels.ndim == 1  # not of several at once
-        return np.asarray(np.bincount(self.labels, minlength=len(self.class_names)) if is_one else
-                          self.labels.sum(axis=0, dtype=np.int64)).tolist()  # fmt: skip
+        return np.asarray(
+            np.bincount(self.labels, minlength=len(self.class_names))
+            if is_one
+            else self.labels.sum(axis=0, dtype=np.int64)
+        ).tolist()
 
     def check_labels(self, labels: np.ndarray) -> None:
         """Raises DataError if there are class_names and labels are not of these classes."""

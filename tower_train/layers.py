@@ -53,9 +53,12 @@ def _check_variables_are_ours(name: str) -> None:
 
 @contextlib.contextmanager
 def param_group(
-    rate_factor: float = 1.0, until_epoch: float = math.inf, muon: bool = True, momentum: float | None = None,
+    rate_factor: float = 1.0,
+    until_epoch: float = math.inf,
+    muon: bool = True,
+    momentum: float | None = None,
     from_epoch: float = 0.0,
-):  # fmt: skip
+):
     """Trains variables created in this block at rate_factor times the learning rate, while examples_seen / num_examples
     before the step is at least from_epoch and below until_epoch; else their rate is 0.
 
@@ -86,9 +89,12 @@ def param_group(
         if variable.trainable:
             outer = rates.get(variable.op.name, ParamGroup())
             rates[variable.op.name] = ParamGroup(
-                outer.rate_factor * rate_factor, min(outer.until_epoch, until_epoch), outer.muon and muon,
-                outer.momentum if momentum is None else momentum, max(outer.from_epoch, from_epoch),
-            )  # fmt: skip
+                outer.rate_factor * rate_factor,
+                min(outer.until_epoch, until_epoch),
+                outer.muon and muon,
+                outer.momentum if momentum is None else momentum,
+                max(outer.from_epoch, from_epoch),
+            )
         return variable
 
     with tf.variable_creator_scope(creator):

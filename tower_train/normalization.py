@@ -290,9 +290,18 @@ def _moments(plain: Callable, x, axes, shift=None, name=None, keep_dims=None, ke
 
 
 def _fused_batch_norm(
-    plain: Callable, x, scale, offset, mean=None, variance=None, epsilon=0.001, data_format="NHWC", is_training=True,
-    name=None, exponential_avg_factor=1.0,
-):  # fmt: skip
+    plain: Callable,
+    x,
+    scale,
+    offset,
+    mean=None,
+    variance=None,
+    epsilon=0.001,
+    data_format="NHWC",
+    is_training=True,
+    name=None,
+    exponential_avg_factor=1.0,
+):
     """Replaces tf.compat.v1.nn.fused_batch_norm."""
     inputs = tf.convert_to_tensor(x)
     channels = 1 if data_format.startswith("NC") else inputs.shape.rank - 1

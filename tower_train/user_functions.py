@@ -87,9 +87,10 @@ def _is_loss(returned, *_) -> bool:
 
 def _are_views(returned, *_) -> bool:
     return (
-        isinstance(returned, Sequence) and bool(returned)
+        isinstance(returned, Sequence)
+        and bool(returned)
         and all(isinstance(view, Sequence) and len(view) == 2 and _are_tensors(view[1]) for view in returned)
-    )  # fmt: skip
+    )
 
 
 def _are_flags(returned, *_) -> bool:
@@ -103,11 +104,17 @@ def _are_metrics(returned, *_) -> bool:
 
 
 _OF = {
-    "examples": "(request)", "inference_for": "(examples)", "inference": "(features, training)",
-    "loss": "(outputs, labels)", "metrics": "(outputs, labels)", "augment": "(features, draws)",
-    "mix": "(features, labels, draws)", "prepare": "(features)", "test_time_augmentation": "(features)",
+    "examples": "(request)",
+    "inference_for": "(examples)",
+    "inference": "(features, training)",
+    "loss": "(outputs, labels)",
+    "metrics": "(outputs, labels)",
+    "augment": "(features, draws)",
+    "mix": "(features, labels, draws)",
+    "prepare": "(features)",
+    "test_time_augmentation": "(features)",
     "unsure": "(outputs)",
-}  # fmt: skip
+}
 _WANTED = {  # name: (whether a value is right, given the arguments too; what is)
     "examples": (
         lambda returned, request: isinstance(returned, Examples) or returned is None and request.split != TRAIN,
@@ -115,13 +122,11 @@ _WANTED = {  # name: (whether a value is right, given the arguments too; what is
     ),
     "inference_for": (lambda returned, *_: callable(returned), "the function inference(features, training)"),
     "inference": (_are_outputs, f"{_TENSORS}, computed from the features by TensorFlow, in floating point"),
-    "loss": (
-        _is_loss, "a floating-point scalar, the mean over the batch it was given, as tf.reduce_mean does"
-    ),
+    "loss": (_is_loss, "a floating-point scalar, the mean over the batch it was given, as tf.reduce_mean does"),
     "metrics": (_are_metrics, "{name: tensor [batch]}, at least one metric, with texts as names"),
     "augment": (_are_features, f"features: {_TENSORS}, of the batch it was given"),
     "mix": (lambda returned, *_: isinstance(returned, tuple) and len(returned) == 2, "a pair (features, labels)"),
     "prepare": (_are_features, f"features: {_TENSORS}, of the batch it was given"),
     "test_time_augmentation": (_are_views, "a list of views (weight, features)"),
     "unsure": (_are_flags, "a tensor [batch] of dtype bool"),
-}  # fmt: skip
+}

@@ -12,8 +12,11 @@ from tower_train.bench.torches import torch_sides
 # Of training: of convolutions and matrix products, a multiplication and an addition as two, once forward and once for
 # each operand's gradient; the images have none. tests/cifar10/test_rivals.py counts them.
 _FLOPS = {
-    "convnet": 105_295_104, "cifar10_94": 707_777_088, "cifar10_95": 1_808_258_112, "cifar10_96": 2_710_696_512,
-}  # fmt: skip
+    "convnet": 105_295_104,
+    "cifar10_94": 707_777_088,
+    "cifar10_95": 1_808_258_112,
+    "cifar10_96": 2_710_696_512,
+}
 
 
 def of(options, on_gpu: bool = False) -> list[Side]:
@@ -48,19 +51,26 @@ def for_torch(model: str) -> dict:
     """Returns the numbers of a model's recipe that torch_fit takes."""
     config = cifar10.WORKLOAD.with_options({"model": model}).config()
     about = {
-        "learning_rate": config.learning_rate, "label_smoothing": config.label_smoothing,
-        "momentum": config.momentum if config.optimizer != "sgd" else 0.0, "nesterov": config.nesterov,
+        "learning_rate": config.learning_rate,
+        "label_smoothing": config.label_smoothing,
+        "momentum": config.momentum if config.optimizer != "sgd" else 0.0,
+        "nesterov": config.nesterov,
         "weight_decay": convnet.WEIGHT_DECAY,
-    }  # fmt: skip
+    }
     if model == "cifar10_94":
         ours = cifar10_94.NETWORKS[model]
         about |= {
-            "widths": ours["widths"], "moving_momentum": cifar10_94.MOVING_MOMENTUM,
-            "logit_scale": cifar10_94.LOGIT_SCALE, "bias_decay": cifar10_94.DECAY / cifar10_94.BIAS_RATE,
+            "widths": ours["widths"],
+            "moving_momentum": cifar10_94.MOVING_MOMENTUM,
+            "logit_scale": cifar10_94.LOGIT_SCALE,
+            "bias_decay": cifar10_94.DECAY / cifar10_94.BIAS_RATE,
             "head_decay": cifar10_94.DECAY / cifar10_94.head_rate(ours["widths"][-1], ours["head"]),
-            "most": shifts.MOST, "brightness": shifts.BRIGHTNESS, "contrast": shifts.CONTRAST,
-            "mean": crops.MEAN.tolist(), "deviation": crops.DEVIATION.tolist(),
-        }  # fmt: skip
+            "most": shifts.MOST,
+            "brightness": shifts.BRIGHTNESS,
+            "contrast": shifts.CONTRAST,
+            "mean": crops.MEAN.tolist(),
+            "deviation": crops.DEVIATION.tolist(),
+        }
     return about
 
 

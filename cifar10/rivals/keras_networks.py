@@ -63,14 +63,21 @@ def cifar10_94(widths: Sequence[int], head: float = 1.0, depth: int = 2) -> kera
         for number in range(1, depth + 1):
             name = f"block{block}.conv{number}"
             maps = layers.Conv2D(
-                width, 3, padding="same", use_bias=False, name=name,
+                width,
+                3,
+                padding="same",
+                use_bias=False,
+                name=name,
                 kernel_initializer=initial(9 * maps.shape[-1]),
-            )(maps)  # fmt: skip
+            )(maps)
             maps = layers.MaxPooling2D(2)(maps) if number == 1 else maps
             maps = layers.BatchNormalization(
-                momentum=original.MOVING_MOMENTUM, epsilon=1e-5, scale=False, beta_regularizer=bias_decay,
+                momentum=original.MOVING_MOMENTUM,
+                epsilon=1e-5,
+                scale=False,
+                beta_regularizer=bias_decay,
                 name=f"{name}.batch_normalization",
-            )(maps)  # fmt: skip
+            )(maps)
             if number == 3:
                 maps = layers.add([maps, activations[0]])
             maps = layers.Activation("silu")(maps)

@@ -99,12 +99,22 @@ def table(breakdowns: Sequence[Breakdown]) -> list[str]:
 
     body = [[part, *(cell(one, one.seconds.get(part, 0.0), one.share(part)) for one in breakdowns)] for part in parts]
     rest = [[part for part in one.seconds if part not in parts] for one in breakdowns]
-    body.append([OTHERS, *(cell(one, sum(map(one.seconds.get, few)), one.share(*few))
-                           for one, few in zip(breakdowns, rest, strict=True))])  # fmt: skip
+    body.append(
+        [
+            OTHERS,
+            *(
+                cell(one, sum(map(one.seconds.get, few)), one.share(*few))
+                for one, few in zip(breakdowns, rest, strict=True)
+            ),
+        ]
+    )
     body.append(["a step, without tracing", *(f"{one.step_secs * 1e3:.1f} ms" for one in breakdowns)])
-    body.append(["a step with its input in place", *(
-        cell(one, one.in_place_secs, min(1.0, one.in_place_secs / one.step_secs)) for one in breakdowns
-    )])  # fmt: skip
+    body.append(
+        [
+            "a step with its input in place",
+            *(cell(one, one.in_place_secs, min(1.0, one.in_place_secs / one.step_secs)) for one in breakdowns),
+        ]
+    )
     body.append(["cores busy meanwhile", *(f"{one.busy:.0%} of {one.cores}" for one in breakdowns)])
     body.append(["cores busy with this", *(f"{one.busy_here:.0%} of {one.cores}" for one in breakdowns)])
     return report.markdown(["name scope", *(sides.count_of(one.towers, "tower") for one in breakdowns)], body)

@@ -44,20 +44,27 @@ def run(options: BenchmarkOptions) -> list[str]:
     comparison.write(
         written[0],
         {
-            "options": dataclasses.asdict(options), "machine": host.describe(),
+            "options": dataclasses.asdict(options),
+            "machine": host.describe(),
             "breakdowns": [dataclasses.asdict(one) for one in breakdowns],
             "python": python,
         },
-    )  # fmt: skip
+    )
     return [
-        f"Where the time of a step of {options.batch_size} examples goes. Data: {data}", "",
-        *attribution.table(breakdowns), "",
-        attribution.sentence(breakdowns[0], breakdowns[-1]), "",
-        *(f"A step of a toy network {how}: {1e3 * secs:.3f} ms, {1e3 * main:.3f} ms of them Python's (main thread)."
-          for how, (secs, main) in python.items()), "",
+        f"Where the time of a step of {options.batch_size} examples goes. Data: {data}",
+        "",
+        *attribution.table(breakdowns),
+        "",
+        attribution.sentence(breakdowns[0], breakdowns[-1]),
+        "",
+        *(
+            f"A step of a toy network {how}: {1e3 * secs:.3f} ms, {1e3 * main:.3f} ms of them Python's (main thread)."
+            for how, (secs, main) in python.items()
+        ),
+        "",
         f"Written:  {', '.join(map(str, written))}",
         "The traces open in chrome://tracing and in https://ui.perfetto.dev.",
-    ]  # fmt: skip
+    ]
 
 
 def measure(options: BenchmarkOptions, towers: int) -> tuple[Breakdown, v1.RunMetadata, str]:
@@ -65,9 +72,13 @@ def measure(options: BenchmarkOptions, towers: int) -> tuple[Breakdown, v1.RunMe
     data."""
     workload = trainer.workload_of(options.workload, options.model)
     with _opened(
-        workload, dataset=options.dataset, data_dir=options.data_dir, device=options.device, num_gpus=towers,
+        workload,
+        dataset=options.dataset,
+        data_dir=options.data_dir,
+        device=options.device,
+        num_gpus=towers,
         batch_size=options.batch_size // towers,
-    ) as (built, session):  # fmt: skip
+    ) as (built, session):
         fetches = built.train_op, built.report._replace(input_secs=())  # which waits also for a batch that is fed
         step_secs, here, all_cores = _timed(session.make_callable(fetches), options.seconds_each)
         busy_here = here / (host.cores() * step_secs)
@@ -173,9 +184,14 @@ def python_times() -> dict[str, list[float]]:
     steps = _TOY_STEPS * _TOY_ROUNDS
     with tempfile.TemporaryDirectory(prefix="tower_train-") as train_dir, contextlib.redirect_stdout(io.StringIO()):
         config = toy.config(
-            train_dir=train_dir, max_steps=steps, log_every_steps=_TOY_STEPS, summary_every_steps=0,
-            save_every_steps=0, eval_at_end=False, **options,
-        )  # fmt: skip
+            train_dir=train_dir,
+            max_steps=steps,
+            log_every_steps=_TOY_STEPS,
+            summary_every_steps=0,
+            save_every_steps=0,
+            eval_at_end=False,
+            **options,
+        )
         tower_train.train(toy, config, after_step=note)
     in_a_run = of_a_step()
     with _opened(toy, **options) as (built, session):

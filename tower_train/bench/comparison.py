@@ -33,18 +33,24 @@ def run(options: BenchmarkOptions) -> list[str]:
     rounds = sides.count_of(options.num_rounds, "round")
     what = f"{options.batch_size} examples a step, {rounds} of {options.seconds_each:g} s"
     content = {
-        "options": dataclasses.asdict(options), "machine": machine, "about": about,
+        "options": dataclasses.asdict(options),
+        "machine": machine,
+        "about": about,
         "date": time.strftime("%Y-%m-%d %H:%M"),
         "parts": {title: [dataclasses.asdict(row) for row in rows] for title, rows in parts.items()},
-    }  # fmt: skip
+    }
     path = write(out / ("sweep.json" if options.sweep else "benchmark.json"), content)
     tables = itertools.chain.from_iterable(["", *report.table(title, rows)] for title, rows in parts.items())
     every_row = [row for rows in parts.values() for row in rows]
     drawn = plots.draw(parts, path.with_suffix(""))
     return [
-        *report.opening(machine, about, what), *tables, "",
-        *report.notes(every_row, about["flops_per_example"]), "", f"Written:  {', '.join(map(str, [path, *drawn]))}",
-    ]  # fmt: skip
+        *report.opening(machine, about, what),
+        *tables,
+        "",
+        *report.notes(every_row, about["flops_per_example"]),
+        "",
+        f"Written:  {', '.join(map(str, [path, *drawn]))}",
+    ]
 
 
 def directory(out: str | None) -> pathlib.Path:

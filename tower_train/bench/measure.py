@@ -38,10 +38,15 @@ class Worker:
         scratch.mkdir()
         self.title, self._timeout_secs, self._stderr_path = side.title, options.timeout_secs, scratch / "stderr"
         spec = {
-            "train": side.train, "arguments": side.arguments, "batch_size": side.batch_size or options.batch_size,
-            "dataset": options.dataset, "data_dir": options.data_dir, "started": time.time(), "packages": side.packages,
+            "train": side.train,
+            "arguments": side.arguments,
+            "batch_size": side.batch_size or options.batch_size,
+            "dataset": options.dataset,
+            "data_dir": options.data_dir,
+            "started": time.time(),
+            "packages": side.packages,
             "without_tensorflow": side.without_tensorflow,
-        }  # fmt: skip
+        }
         environment = os.environ | {"TMPDIR": str(scratch), "TF_FORCE_GPU_ALLOW_GROWTH": "true"}  # room for others
         # Huge pages for all sides, as scripts/train has them; where there are none the C library ignores it.
         environment.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
@@ -50,10 +55,13 @@ class Worker:
         with open(self._stderr_path, "w") as stderr:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", f"{__package__}.worker", json.dumps(spec)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env=environment,
                 bufsize=0,  # `select` does not see lines that are read ahead
                 start_new_session=True,  # Ctrl-C is for the benchmark, which then ends its workers
-            )  # fmt: skip
+            )
 
     def __enter__(self):
         return self

@@ -7,8 +7,14 @@ from collections.abc import Mapping, Sequence
 from tower_train.bench.results import Result
 
 _WIDTH = 8.0  # inches
-_STYLE = {"font.size": 9, "axes.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False,
-          "svg.hashsalt": "tower_train", "svg.fonttype": "none"}  # fmt: skip
+_STYLE = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.hashsalt": "tower_train",
+    "svg.fonttype": "none",
+}
 _COLORS = {"others": "#e69f00", "tower_train": "#0072b2"}  # distinct also for the colour-blind
 _CEILING = "ceiling: matrix products alone"
 
@@ -45,12 +51,23 @@ def _draw_bars(axis, rows: Sequence[Result]) -> None:
     places, rates = range(len(rows), 0, -1), [row.rate for row in rows]
     spreads = [[rate.median - rate.low for rate in rates], [rate.high - rate.median for rate in rates]]
     axis.barh(
-        places, [rate.median for rate in rates], height=0.7, color=[_COLORS[_kind(row)] for row in rows], xerr=spreads,
+        places,
+        [rate.median for rate in rates],
+        height=0.7,
+        color=[_COLORS[_kind(row)] for row in rows],
+        xerr=spreads,
         error_kw={"ecolor": "black", "elinewidth": 1.2},
-    )  # fmt: skip
+    )
     for place, row in zip(places, rows, strict=True):
-        axis.annotate(f"{row.rate.median:,.0f}", (1, place), (36, 0), axis.get_yaxis_transform(), "offset points",
-                      va="center", ha="right")  # fmt: skip
+        axis.annotate(
+            f"{row.rate.median:,.0f}",
+            (1, place),
+            (36, 0),
+            axis.get_yaxis_transform(),
+            "offset points",
+            va="center",
+            ha="right",
+        )
         if row.ceiling:
             axis.plot([row.ceiling] * 2, [place - 0.45, place + 0.45], color="black", linewidth=2)
     axis.set_yticks(places, [row.side.title for row in rows])

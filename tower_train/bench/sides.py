@@ -20,17 +20,20 @@ class BenchmarkOptions(Options):
     quick: bool = option(False, "only the most important sides, three rounds of 1.5 seconds", FORMS)
     sweep: bool = option(False, "instead: examples/sec of tower_train alone over batch size and towers", FORMS)
     breakdown: bool = option(
-        False, "instead: the parts of a step's time, with Chrome trace files, of tower_train alone, and Python's part",
+        False,
+        "instead: the parts of a step's time, with Chrome trace files, of tower_train alone, and Python's part",
         FORMS,
-    )  # fmt: skip
+    )
 
     systems: str | None = option(
         None, "measure only sides whose name matches one of these, e.g. port,keras/*,tower_train/*/float32 (all)", SIDES
     )
     towers: tuple[int, ...] | None = option(
-        None, "tower counts to measure (1,2,4,8; with --quick 1,2; with --sweep 1,2,4,8,16)", SIDES,
+        None,
+        "tower counts to measure (1,2,4,8; with --quick 1,2; with --sweep 1,2,4,8,16)",
+        SIDES,
         allowed="at least 1",
-    )  # fmt: skip
+    )
     batch_size: int = option(
         128, "examples per step over all towers or replicas of a side", SIDES, allowed="at least 1"
     )
@@ -50,9 +53,11 @@ class BenchmarkOptions(Options):
         False, "start the processes of all sides at once, on a machine with many cores", MEASURING
     )
     timeout_secs: float = option(
-        300.0, "seconds after which a side that has not started, or not finished a measurement, is given up", MEASURING,
+        300.0,
+        "seconds after which a side that has not started, or not finished a measurement, is given up",
+        MEASURING,
         allowed="above 0",
-    )  # fmt: skip
+    )
     out: str | None = option(None, "directory of the results (a new runs/benchmark-TIME)", MEASURING)
 
     def check(self):
@@ -164,13 +169,11 @@ def _all(options: BenchmarkOptions, about: dict, rivals: Sequence[Side]) -> list
 
 def _sweep(options: BenchmarkOptions) -> dict[str, list[Side]]:
     return {
-        "Batch size, 1 tower": [
-            _trainer(options, f"batch {size}", batch_size=size) for size in _SWEEP_BATCH_SIZES
-        ],
+        "Batch size, 1 tower": [_trainer(options, f"batch {size}", batch_size=size) for size in _SWEEP_BATCH_SIZES],
         f"Towers, {options.batch_size} examples a step": [
             _trainer(options, count_of(towers, "tower"), towers) for towers in options.tower_counts
         ],
-    }  # fmt: skip
+    }
 
 
 def _trainer(
@@ -178,9 +181,13 @@ def _trainer(
 ) -> Side:
     """Makes a side of tower_train; `more` are attributes of Side."""
     arguments = dict(
-        workload=options.workload, model=options.model, device=options.device, towers=towers, dtype=dtype,
+        workload=options.workload,
+        model=options.model,
+        device=options.device,
+        towers=towers,
+        dtype=dtype,
         jit_compile=jit_compile,
-    )  # fmt: skip
+    )
     label = f"tower_train, {name.replace('/', ', ')}"
     return Side(f"tower_train/{name}", "tower_train.bench.trainer:train", arguments, towers, dtype, label=label, **more)
 

@@ -17,9 +17,15 @@ from torch.nn import functional
 
 
 def train(
-    request: dict, batch_size: int, after_step: Callable[[float], bool], network: str, about: dict,
-    autocast: bool = False, compiled: bool = False, device: str = "auto",
-) -> None:  # fmt: skip
+    request: dict,
+    batch_size: int,
+    after_step: Callable[[float], bool],
+    network: str,
+    about: dict,
+    autocast: bool = False,
+    compiled: bool = False,
+    device: str = "auto",
+) -> None:
     """Trains as `Side.train`, on the GPU if there is one.
 
     Args:
@@ -81,9 +87,12 @@ class Convnet(nn.Module):
         self.local3, self.local4, self.softmax_linear = nn.Linear(2304, 384), nn.Linear(384, 192), nn.Linear(192, 10)
         self.norm, self.decay = nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0), about["weight_decay"]
         for layer, deviation, bias in (
-            (self.conv1, 5e-2, 0.0), (self.conv2, 5e-2, 0.1), (self.local3, 0.04, 0.1), (self.local4, 0.04, 0.1),
+            (self.conv1, 5e-2, 0.0),
+            (self.conv2, 5e-2, 0.1),
+            (self.local3, 0.04, 0.1),
+            (self.local4, 0.04, 0.1),
             (self.softmax_linear, 1 / 192, 0.0),
-        ):  # fmt: skip
+        ):
             nn.init.trunc_normal_(layer.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
             nn.init.constant_(layer.bias, bias)
 

@@ -25,11 +25,16 @@ def torch_sides(network: str, about: dict, is_on_gpu: bool) -> list[Side]:
                 arguments = dict(network=network, about=about, autocast=dtype != "float32", compiled=bool(form))
                 sides.append(
                     Side(
-                        f"torch {'/'.join(parts)}", "tower_train.bench.torch_fit:train", arguments, dtype=dtype,
-                        is_quick=not form, label=f"PyTorch {', '.join(parts)}", packages=packages,
+                        f"torch {'/'.join(parts)}",
+                        "tower_train.bench.torch_fit:train",
+                        arguments,
+                        dtype=dtype,
+                        is_quick=not form,
+                        label=f"PyTorch {', '.join(parts)}",
+                        packages=packages,
                         without_tensorflow=True,
                     )
-                )  # fmt: skip
+                )
     return sides
 
 

@@ -52,18 +52,29 @@ def workload_of(path: str, model: str | None) -> workloads.Workload:
 
 
 def train(
-    request: workloads.DataRequest, batch_size: int, after_step: Callable[[], bool],
-    workload: str, model: str | None, **options,
-) -> None:  # fmt: skip
+    request: workloads.DataRequest,
+    batch_size: int,
+    after_step: Callable[[], bool],
+    workload: str,
+    model: str | None,
+    **options,
+) -> None:
     """Trains as `Side.train`, as `python -m tower_train` does. options: device, towers, dtype, jit_compile."""
     chosen, towers = workload_of(workload, model), options.pop("towers")
     with tempfile.TemporaryDirectory() as train_dir:
         run_config = chosen.config(
-            dataset=request.dataset, data_dir=request.data_dir, num_gpus=towers, batch_size=batch_size // towers,
-            train_dir=train_dir, max_steps=NO_END, eval_at_end=False, summary_every_steps=0, save_every_steps=0,
+            dataset=request.dataset,
+            data_dir=request.data_dir,
+            num_gpus=towers,
+            batch_size=batch_size // towers,
+            train_dir=train_dir,
+            max_steps=NO_END,
+            eval_at_end=False,
+            summary_every_steps=0,
+            save_every_steps=0,
             keep_hardest=None,
             **options,
-        )  # fmt: skip
+        )
         tower_train.train(chosen, run_config, after_step=lambda step, report: after_step())
 
 

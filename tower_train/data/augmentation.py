@@ -34,9 +34,10 @@ class ImageOptions(Options):
         0.0, "change brightness, contrast and saturation by factors of 1 -/+ up to this, e.g. 0.4", allowed="at least 0"
     )
     randaugment: int = _change(
-        0, "magnitude of two random operations of RandAugment on each image, e.g. 9; 0: none",
+        0,
+        "magnitude of two random operations of RandAugment on each image, e.g. 9; 0: none",
         allowed=f"at least 0 and at most {MOST_MAGNITUDE}",
-    )  # fmt: skip
+    )
     random_erasing: float = _change(
         0.0, "probability of erasing a rectangle, e.g. 0.25", allowed="at least 0 and at most 1"
     )
@@ -44,9 +45,11 @@ class ImageOptions(Options):
         0.0, "mix images and labels in pairs, by shares of this beta distribution, e.g. 0.2", allowed=_ALPHAS
     )
     cutmix_alpha: float = _change(
-        0.0, "paste a rectangle of another image, its share by this beta distribution, e.g. 1; with --mixup_alpha "
-        "each image gets one of both", allowed=_ALPHAS,
-    )  # fmt: skip
+        0.0,
+        "paste a rectangle of another image, its share by this beta distribution, e.g. 1; with --mixup_alpha "
+        "each image gets one of both",
+        allowed=_ALPHAS,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,9 +14,21 @@ import tensorflow as tf
 from tower_train.workload import Draws
 
 OPERATIONS = (  # of RandAugment, in torchvision's order
-    "Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast",
-    "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize",
-)  # fmt: skip
+    "Identity",
+    "ShearX",
+    "ShearY",
+    "TranslateX",
+    "TranslateY",
+    "Rotate",
+    "Brightness",
+    "Color",
+    "Contrast",
+    "Sharpness",
+    "Posterize",
+    "Solarize",
+    "AutoContrast",
+    "Equalize",
+)
 MOST_MAGNITUDE = 30
 _SATURATION, _CONTRAST = 1, 2  # 0 is brightness
 
@@ -118,9 +130,13 @@ def _moved(images: tf.Tensor, motions: tf.Tensor, strength: float) -> tf.Tensor:
             offset = middle - rotation @ middle + matrix @ [0.5, 0.5] - 0.5 - [int(across), int(down)]
             transforms.append([*matrix[0], offset[0], *matrix[1], offset[1], 0, 0])
     return tf.raw_ops.ImageProjectiveTransformV3(
-        images=images, transforms=tf.gather(tf.constant(transforms, tf.float32), motions), output_shape=size,
-        fill_value=0.0, interpolation="NEAREST", fill_mode="CONSTANT",
-    )  # fmt: skip
+        images=images,
+        transforms=tf.gather(tf.constant(transforms, tf.float32), motions),
+        output_shape=size,
+        fill_value=0.0,
+        interpolation="NEAREST",
+        fill_mode="CONSTANT",
+    )
 
 
 def _stretched(images: tf.Tensor) -> tf.Tensor:

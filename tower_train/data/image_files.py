@@ -47,9 +47,13 @@ class Listing:
 
 
 def find(
-    directory: pathlib.Path, split: str, validation_fraction: float = 0.0, group_pattern: str = "", seed: int = 0,
+    directory: pathlib.Path,
+    split: str,
+    validation_fraction: float = 0.0,
+    group_pattern: str = "",
+    seed: int = 0,
     labels: str = FOLDERS,
-) -> Listing | None:  # fmt: skip
+) -> Listing | None:
     """Lists the images of a split; None if there is no such test or validation split.
 
     The directory holds `train`, `val` (or `validation`, `valid`) and `test`, each with one folder per class, or the
@@ -190,9 +194,14 @@ def _listed(folder: pathlib.Path, directory: pathlib.Path, split: str) -> Listin
 
 
 def _labelled(
-    folder: pathlib.Path, train: pathlib.Path, directory: pathlib.Path, split: str, classes: dict[str, str],
-    notice: str, labels: str,
-) -> Listing | None:  # fmt: skip
+    folder: pathlib.Path,
+    train: pathlib.Path,
+    directory: pathlib.Path,
+    split: str,
+    classes: dict[str, str],
+    notice: str,
+    labels: str,
+) -> Listing | None:
     """Lists the images of a split's folder that have a class, which one for training has; None if there are none."""
 
     def below(folder: pathlib.Path) -> dict[str, str]:

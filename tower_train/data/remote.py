@@ -100,6 +100,9 @@ def _reason(error: BaseException) -> str:
 
 def _columns(progress) -> tuple:
     return (
-        progress.TextColumn("{task.fields[name]}"), progress.BarColumn(), progress.DownloadColumn(),
-        progress.TransferSpeedColumn(), progress.TimeRemainingColumn(),
-    )  # fmt: skip
+        progress.TextColumn("{task.fields[name]}"),
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+    )

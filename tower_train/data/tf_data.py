@@ -71,9 +71,15 @@ def examples(
         raise errors.DataError(f"{name}: num_examples is {num_examples}; there must be at least one example.")
     digest = hashlib.sha256(f"{spec} {num_examples} {fingerprint}".encode()).hexdigest()[:16]
     return Examples(
-        name, num_examples, None, digest, tuple(class_names), parallel_steps=parallel_steps, elements=elements,
+        name,
+        num_examples,
+        None,
+        digest,
+        tuple(class_names),
+        parallel_steps=parallel_steps,
+        elements=elements,
         of_worker=None if files is None else of_worker,
-    )  # fmt: skip
+    )
 
 
 def _count(name: str, dataset: tf.data.Dataset) -> int:

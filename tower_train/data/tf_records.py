@@ -98,9 +98,13 @@ def examples(
     if not len(index.files):
         raise errors.DataError(f"{name}: {', '.join(index.paths)} hold no records.")
     return Examples(
-        name, len(index.files), open_records, index.fingerprint(), tuple(class_names),
+        name,
+        len(index.files),
+        open_records,
+        index.fingerprint(),
+        tuple(class_names),
         parallel_steps=parallel_steps or (None if batched else host.cores()),
-    )  # fmt: skip
+    )
 
 
 def _index_of(paths: Sequence[str]) -> Index:

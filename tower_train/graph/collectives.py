@@ -24,8 +24,12 @@ _LARGEST_KEY = 2**31 - 1
 _ATTRIBUTE = "tower_train_keys"  # of a graph
 # Types that TensorFlow sends, and those that hold all values of others.
 _SENT = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
-_SENT_AS = {tf.bfloat16: tf.float32, tf.uint32: tf.int64, tf.uint64: tf.int64,
-            **dict.fromkeys([tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16], tf.int32)}  # fmt: skip
+_SENT_AS = {
+    tf.bfloat16: tf.float32,
+    tf.uint32: tf.int64,
+    tf.uint64: tf.int64,
+    **dict.fromkeys([tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16], tf.int32),
+}
 _SUMMED_AS = {tf.float16: tf.float32, tf.bfloat16: tf.float32}  # and rounded once
 
 
@@ -88,9 +92,12 @@ def mean_over_towers(value: tf.Tensor, num_towers: int, place: str) -> tf.Tensor
 def gather_over_towers(value: tf.Tensor, num_towers: int, place: str) -> tf.Tensor:
     """Returns [num_towers, ...], the values of the towers of all workers at one place; each calls it once."""
     return tf.raw_ops.CollectiveGather(
-        input=value[tf.newaxis], group_size=num_towers, group_key=key_of(_TOWERS), instance_key=key_of(place),
+        input=value[tf.newaxis],
+        group_size=num_towers,
+        group_key=key_of(_TOWERS),
+        instance_key=key_of(place),
         shape=[num_towers, *value.shape],
-    )  # fmt: skip
+    )
 
 
 def reduce(tensor: tf.Tensor, size: int, name: str, final: str = "Id") -> tf.Tensor:
@@ -120,9 +127,12 @@ def gather(rows: Sequence[tf.Tensor], size: int, name: str) -> tuple[list[tf.Ten
 
     def gathered(values):
         return tf.raw_ops.CollectiveGather(
-            input=values, group_size=size, group_key=key_of(_HOSTS), instance_key=_take(name),
+            input=values,
+            group_size=size,
+            group_key=key_of(_HOSTS),
+            instance_key=_take(name),
             shape=[None, *values.shape[1:]],
-        )  # fmt: skip
+        )
 
     with tf.device(HOST), v1.name_scope("gather"):
         count = tf.shape(rows[0])[0]
@@ -171,9 +181,14 @@ class AllReduce:
     """
 
     def __init__(
-        self, devices: Sequence[str], kind: str, num_workers: int = 1, weight: float | None = None,
-        name: str = "all-reduce", dtype: tf.DType | None = None,
-    ):  # fmt: skip
+        self,
+        devices: Sequence[str],
+        kind: str,
+        num_workers: int = 1,
+        weight: float | None = None,
+        name: str = "all-reduce",
+        dtype: tf.DType | None = None,
+    ):
         """Chooses the kind of all-reduce.
 
         Args:
@@ -334,9 +349,15 @@ def _reduce(value: tf.Tensor, group: str, size: int, key: int, final: str = "Div
     # Without `timeout_seconds`, which would keep a thread for as long, step after step (BaseCollectiveExecutor). The
     # watchdog and the membership handle a step that hangs.
     return tf.raw_ops.CollectiveReduce(
-        input=value, group_size=size, group_key=key_of(group), instance_key=key, merge_op="Add", final_op=final,
-        subdiv_offsets=[0], communication_hint=hint,
-    )  # fmt: skip
+        input=value,
+        group_size=size,
+        group_key=key_of(group),
+        instance_key=key,
+        merge_op="Add",
+        final_op=final,
+        subdiv_offsets=[0],
+        communication_hint=hint,
+    )
 
 
 def _sent(dtype: tf.DType) -> tf.DType:

@@ -80,10 +80,16 @@ class Context:
         """
         batches = {size for tensor in inputs if (size := tensor.shape[:1].num_elements())}
         tower = dataclasses.replace(
-            self, tower=self.tower + index, turn=turn, batch=max(batches, default=None), draws=draws,
-            batch_axes={tensor.name: 0 for tensor in inputs}, graph=tf.compat.v1.get_default_graph(), normalized=[],
+            self,
+            tower=self.tower + index,
+            turn=turn,
+            batch=max(batches, default=None),
+            draws=draws,
+            batch_axes={tensor.name: 0 for tensor in inputs},
+            graph=tf.compat.v1.get_default_graph(),
+            normalized=[],
             statistics=None if self.mean else [],
-        )  # fmt: skip
+        )
         return entered(tower)
 
 

@@ -89,8 +89,10 @@ def place(options: DeviceOptions, gpus_here: list[str | Gpu] | None = None, loca
     return Devices(
         tuple(f"/gpu:{seen.index(i)}" for i in wanted),
         tuple(f"GPU {i} ({gpu.name})" for i, gpu in zip(wanted, chosen, strict=True)),
-        proto, chosen, tuple(compile_notes(chosen)),
-    )  # fmt: skip
+        proto,
+        chosen,
+        tuple(compile_notes(chosen)),
+    )
 
 
 def _share(count: int, here: int, rank: int, size: int) -> tuple[int, ...]:

@@ -103,9 +103,14 @@ class Draws:
     """
 
     def __init__(
-        self, seed: int | str, first: tf.Tensor | int = 0, batch: int | None = None, step: tf.Tensor | int = 0,
-        locate: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor | None]] | None = None, device: str | None = HOST,
-    ):  # fmt: skip
+        self,
+        seed: int | str,
+        first: tf.Tensor | int = 0,
+        batch: int | None = None,
+        step: tf.Tensor | int = 0,
+        locate: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor | None]] | None = None,
+        device: str | None = HOST,
+    ):
         """Draws nothing yet.
 
         Args:

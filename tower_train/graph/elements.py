@@ -56,9 +56,10 @@ def state_of(iterator, layout: Layout, is_preprocessed: bool, length: tf.Tensor)
     variables = [v1.get_variable(name, [], tf.string, v1.constant_initializer(b""), trainable=False) for name in names]
     variable, parts = variables[worker], tf.nest.flatten(iterator.element_spec)
     resource = tf.raw_ops.IteratorFromStringHandleV2(
-        string_handle=iterator.string_handle(), output_types=[part.dtype for part in parts],
+        string_handle=iterator.string_handle(),
+        output_types=[part.dtype for part in parts],
         output_shapes=[part.shape for part in parts],
-    )  # fmt: skip
+    )
     # As a string, since Python's checkpoint readers cannot read TensorFlow's variants.
     state = tf.io.serialize_tensor(tf.raw_ops.SerializeIterator(resource_handle=resource, external_state_policy=_FAIL))
 

@@ -22,9 +22,13 @@ def count_progress(
     ops, counts = [], {}
     for name, arrived in parts.items():
         counter = v1.get_variable(
-            f"progress/{name}", [], tf.int64, v1.zeros_initializer(), trainable=False,
+            f"progress/{name}",
+            [],
+            tf.int64,
+            v1.zeros_initializer(),
+            trainable=False,
             collections=[v1.GraphKeys.LOCAL_VARIABLES],
-        )  # fmt: skip
+        )
         with tf.control_dependencies([tf.group(*arrived)]):  # one message from each device
             ops.append(counter.assign_add(1).op)
         counts[name] = counter.read_value()

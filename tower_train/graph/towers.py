@@ -63,9 +63,12 @@ def tower_outputs(workload: Workload, features: Tensors, dtype: tf.DType, traini
 
 
 def tower_loss(
-    workload: Workload, features: Tensors, labels: Tensors | Weighted | Mixed, dtype: tf.DType,
+    workload: Workload,
+    features: Tensors,
+    labels: Tensors | Weighted | Mixed,
+    dtype: tf.DType,
     class_weights: np.ndarray | None = None,
-) -> tuple[Tensors, tf.Tensor]:  # fmt: skip
+) -> tuple[Tensors, tf.Tensor]:
     """Returns one tower's (outputs, loss) in training; GraphError if a function returned what it may not.
 
     Args:
@@ -144,8 +147,10 @@ def activation_notes(workload: Workload, outputs: Tensors) -> list[str]:
             "learn slowly and badly. Leave the activation of the last layer out."
         ]
     if takes_logits is False and not last and tf.is_tensor(outputs):
-        return ["*** network: it ends without a softmax or sigmoid, but the loss takes probabilities: give it "
-                "from_logits=True."]  # fmt: skip
+        return [
+            "*** network: it ends without a softmax or sigmoid, but the loss takes probabilities: give it "
+            "from_logits=True."
+        ]
     return []
 
 

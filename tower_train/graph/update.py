@@ -178,10 +178,12 @@ def _follow(
     if not averages:
         return tf.no_op()
     with v1.name_scope(AVERAGE):
-        return tf.group(*[
-            average.assign_sub((average - variable) * shares[average.dtype.base_dtype], read_value=False)
-            for average, variable in zip(averages, variables, strict=True)
-        ])  # fmt: skip
+        return tf.group(
+            *[
+                average.assign_sub((average - variable) * shares[average.dtype.base_dtype], read_value=False)
+                for average, variable in zip(averages, variables, strict=True)
+            ]
+        )
 
 
 def _create_average(variable: tf.Variable) -> tf.Variable:

@@ -143,9 +143,11 @@ class Variables:
         for name, (original, regularizer) in originals.items():
             with tf.device(self.device):
                 copy = v1.Variable(
-                    name=f"{self._scope}{name}", dtype=original.dtype.base_dtype, use_resource=True,
+                    name=f"{self._scope}{name}",
+                    dtype=original.dtype.base_dtype,
+                    use_resource=True,
                     **_as_copy(original),
-                )  # fmt: skip
+                )
                 copy._trainable = original.trainable  # in no collection; tapes, as tf.recompute_grad's, look at it
                 self.network[name] = copy, regularizer
                 if regularizer:

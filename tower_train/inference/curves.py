@@ -21,8 +21,15 @@ _MARKS = {".png": b"tEXtSoftware\0tower_train", ".svg": b"<dc:title>tower_train<
 _METADATA = {".png": {"Software": "tower_train"}, ".svg": {"Creator": "tower_train", "Date": None}}
 ENDINGS = tuple(_METADATA)
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")  # distinct also for the colour-blind
-_STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "tower_train",
-          "svg.fonttype": "none", "figure.facecolor": "white", "savefig.facecolor": "white"}  # fmt: skip
+_STYLE = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.hashsalt": "tower_train",
+    "svg.fonttype": "none",
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+}
 _NO_LABELS = {RUN, REPORTS, FAULTS, MACHINES}  # groups of options that do not change what is learnt
 
 

@@ -81,9 +81,15 @@ class Evaluator:
     """
 
     def __init__(
-        self, workload: Workload, examples: Examples, tower_batch: int, dtype: str, moving_average_decay: float,
-        placed: devices.Devices, is_compiled: bool = False,
-    ):  # fmt: skip
+        self,
+        workload: Workload,
+        examples: Examples,
+        tower_batch: int,
+        dtype: str,
+        moving_average_decay: float,
+        placed: devices.Devices,
+        is_compiled: bool = False,
+    ):
         self._workload, self.examples, self._tower_batch = workload, examples, tower_batch
         # after `try_out`, the deciding metric's name and its mode, 'min', 'max' or None if unknown
         self.first_metric: tuple[str, str | None] | None = None

@@ -60,10 +60,14 @@ def hardest(run: SavedRun, count: int) -> tuple[int, list[Hard]]:
     told = np.stack([*values.values(), np.zeros(len(losses))], axis=1)[order, :-1]
     outputs = [names[int(each[0])] if built.has_classes else _in_words(each) for each in told]
     return sample.num_examples, [
-        Hard(float(losses[index]), _in_words(tf.nest.map_structure(lambda a, i=i: a[i], labels), names), outputs[i],
-             *_shown(tf.nest.map_structure(lambda a, i=i: a[i], features)))
+        Hard(
+            float(losses[index]),
+            _in_words(tf.nest.map_structure(lambda a, i=i: a[i], labels), names),
+            outputs[i],
+            *_shown(tf.nest.map_structure(lambda a, i=i: a[i], features)),
+        )
         for i, index in enumerate(order)
-    ]  # fmt: skip
+    ]
 
 
 def _losses(run: SavedRun, outputs: Tensors, labels: Tensors) -> tf.Tensor:

@@ -50,11 +50,15 @@ def render(run_dir: directory.RunDirectory, hard: tuple[int, str, Sequence[Hard]
         lists = {}
     title = f"{_text(run['workload'])}: {_text(run_dir.path.absolute().name)}"
     sections = {
-        "Results": _results(result, best, lists), "Curves": _curves(lists), "Confusion matrix": _confusion(result),
-        "Highest losses": _hard(hard), "Data": _data(run["data"]),
+        "Results": _results(result, best, lists),
+        "Curves": _curves(lists),
+        "Confusion matrix": _confusion(result),
+        "Highest losses": _hard(hard),
+        "Data": _data(run["data"]),
         "Several towers and one": _proof(run.get("compared_with_one_tower")),
-        "Options": _options(run), "Environment": _environment(run),
-    }  # fmt: skip
+        "Options": _options(run),
+        "Environment": _environment(run),
+    }
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width, "
         f"initial-scale=1'><title>{title}</title><style>{_STYLE}</style><h1>{title}</h1>"
@@ -86,11 +90,16 @@ def _state(run_dir: directory.RunDirectory, result: Mapping, lists: Mapping) -> 
 
 def _results(result: Mapping, best: Mapping, lists: Mapping) -> str:
     rows = [
-        [metric, _number(value["mean"]), "" if value["low"] is None else f"{value['low']:.3f} to {value['high']:.3f}",
-         f"{result[name]['num_examples']} {split}", result[name]["step"]]
+        [
+            metric,
+            _number(value["mean"]),
+            "" if value["low"] is None else f"{value['low']:.3f} to {value['high']:.3f}",
+            f"{result[name]['num_examples']} {split}",
+            result[name]["step"],
+        ]
         for name, split in _SPLITS.items()
         for metric, value in result.get(name, {}).get("metrics", {}).items()
-    ]  # fmt: skip
+    ]
     if not rows and "val_step" in lists:  # it trains, and has no result yet
         rows = [[name, _number(lists[f"val_{name}"][-1]), "", "", lists["val_step"][-1]] for name in _metrics(lists)]
     if best:
@@ -198,11 +207,13 @@ def _proof(record: Mapping | None) -> str:
         return ""
     gap = record.get("largest_difference") or {}
     steps = f"{record.get('steps')} steps of {record.get('examples')} examples in {record.get('dtype')}"
-    return _table([
-        ["compared", f"{record.get('towers')} towers with one, {steps}"],
-        ["verdict", record.get("differs") or record.get("undecided") or "they trained what one tower trains"],
-        ["largest difference", f"{_number(gap.get('relative'))} in {gap.get('of')}, step {gap.get('step')}"],
-    ])  # fmt: skip
+    return _table(
+        [
+            ["compared", f"{record.get('towers')} towers with one, {steps}"],
+            ["verdict", record.get("differs") or record.get("undecided") or "they trained what one tower trains"],
+            ["largest difference", f"{_number(gap.get('relative'))} in {gap.get('of')}, step {gap.get('step')}"],
+        ]
+    )
 
 
 def _options(run: Mapping) -> str:

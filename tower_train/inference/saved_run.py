@@ -71,9 +71,11 @@ def directory_of(options: RunOptions) -> directory.RunDirectory:
 
 
 def read(
-    options: RunOptions, workload: Workload | None = None, splits: Sequence[str] = (TEST, VALIDATION, TRAIN),
+    options: RunOptions,
+    workload: Workload | None = None,
+    splits: Sequence[str] = (TEST, VALIDATION, TRAIN),
     of_one_view: bool = False,
-) -> SavedRun:  # fmt: skip
+) -> SavedRun:
     """Finds a run, and sets this process to compute as it did.
 
     Args:
@@ -140,9 +142,14 @@ def evaluate_run(options: EvaluateOptions, workload: Workload | None = None) -> 
     if not options.watch:
         run.checkpoint()  # raises if there is none, before the graph is built
     evaluator = Evaluator(
-        run.workload, run.examples, options.batch_size, run.dtype, run.moving_average_decay, placed,
+        run.workload,
+        run.examples,
+        options.batch_size,
+        run.dtype,
+        run.moving_average_decay,
+        placed,
         placed.compiles(options.jit_compile),
-    )  # fmt: skip
+    )
     # What is evaluated in another way than during training has curves of its own.
     ways = [options.raw and "raw", options.single_view and "single_view", options.dataset]
     writer = logs.EventWriter(run.directory.path, "-".join(filter(None, [curves_folder(run.split), *ways])))

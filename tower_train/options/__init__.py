@@ -21,9 +21,12 @@ LEARNING_RATE, OPTIMIZER, ARITHMETIC = "Learning rate", "Optimizer", "Arithmetic
 RUN, FAULTS, REPORTS = "The run and its files", "Faults", "Reports and evaluations"
 _BOUNDS = {"at least": operator.ge, "above": operator.gt, "at most": operator.le, "below": operator.lt}
 _NOUNS = {
-    bool: "true or false", int: "a whole number", float: "a number", str: "text",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
     tuple: "whole numbers separated by commas, each",
-}  # fmt: skip
+}
 
 
 def option(default, help, group, allowed="", resume="free", needs=()):

@@ -68,10 +68,13 @@ def answer_help(
             for field in members
         ]
         parts.append("\n".join([f"{group}:", *lines]))
-    parts.append(fill(
-        "Defaults are in [brackets], or in (parentheses) if they follow from something else. Switches are off unless "
-        "they say [on]; --NAME turns one on, --noNAME off. --flagfile=FILE reads options from a file, one per line."
-    ))  # fmt: skip
+    parts.append(
+        fill(
+            "Defaults are in [brackets], or in (parentheses) if they follow from something else. Switches are off "
+            "unless they say [on]; --NAME turns one on, --noNAME off. --flagfile=FILE reads options from a file, one "
+            "per line."
+        )
+    )
     console.say("\n\n".join(parts))
     sys.exit(0)
 

@@ -179,7 +179,7 @@ class Stop(Action):
         self._training.is_over = not self._request and self._training.stop_reason() in (
             StopReason.NO_GAIN,
             StopReason.SESSION_HOOK,
-        )  # fmt: skip
+        )
 
     def __call__(self, step, report):
         is_over = self._training.stop_reason() is not None

@@ -37,10 +37,12 @@ class UserHooks(Action):
     """
 
     def __init__(
-        self, hooks: Sequence[v1.train.SessionRunHook] = (),
+        self,
+        hooks: Sequence[v1.train.SessionRunHook] = (),
         after_step: Callable[[int, StepReport], bool | None] | None = None,
-        on_log: Callable[[dict], None] | None = None, on_evaluate: Callable[[dict], None] | None = None,
-    ):  # fmt: skip
+        on_log: Callable[[dict], None] | None = None,
+        on_evaluate: Callable[[dict], None] | None = None,
+    ):
         self.on_log, self.on_evaluate = on_log or _nothing, on_evaluate or _nothing  # get metrics.jsonl's records
         self._hooks, self._function, self._coord = hooks, after_step, tf.train.Coordinator()
         self._session = self._context = self._outputs = None

@@ -28,8 +28,10 @@ def progress_bar(steps_done: int, last_step: int) -> ProgressBar:
             progress.TimeRemainingColumn(),
             progress.TextColumn("left"),
         ),
-        total=last_step, completed=steps_done, rates="",
-    )  # fmt: skip
+        total=last_step,
+        completed=steps_done,
+        rates="",
+    )
 
 
 def opening_lines(

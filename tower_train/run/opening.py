@@ -27,9 +27,7 @@ _COMPARED = "compared_with_one_tower"  # key of run.json
 
 
 @contextlib.contextmanager
-def open_training(
-    plan: Plan, membership: Membership, received: Received, user_hooks: UserHooks
-) -> Iterator[Training]:  # fmt: skip
+def open_training(plan: Plan, membership: Membership, received: Received, user_hooks: UserHooks) -> Iterator[Training]:
     """Opens a training, ready for its steps; it is closed at the end of the block.
 
     Raises GraphError if its network breaks a rule of the towers, RunError for a checkpoint that does not fit it.

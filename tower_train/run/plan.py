@@ -124,9 +124,7 @@ def plan_trial(workload: Workload, config: Config, examples: Examples | None = N
     return plan_step(workload, examples, config, placed), [*notes, *placed.notes]
 
 
-def _newest_checkpoint(
-    run_dir: directory.RunDirectory, is_known: bool, override: bool
-) -> tuple[str | None, list[str]]:  # fmt: skip
+def _newest_checkpoint(run_dir: directory.RunDirectory, is_known: bool, override: bool) -> tuple[str | None, list[str]]:
     """Returns the newest intact checkpoint of a locked directory, None without one, and lines about damaged ones.
 
     With --override it may be of another program (is_known: there was a run.json). Raises RunError if it is none of this

@@ -72,12 +72,20 @@ def _begin_stream(session: v1.Session, graph: TrainingGraph, last_step: int) -> 
             ".repeat()."
         )
     for op, kind, problem, advice in (
-        (state.resume, errors.RunError, "cannot be put where the checkpoint says",
-         "Make it by the same steps as when the run began, or give another --train_dir."),
-        (state.write, errors.DataError, "cannot be saved in a checkpoint",
-         "No such run is resumed: tf.data saves neither Python generators and functions nor stateful operations. "
-         "Use tf.random.stateless_* and the like, or data that is fetched by index."),
-    ):  # fmt: skip
+        (
+            state.resume,
+            errors.RunError,
+            "cannot be put where the checkpoint says",
+            "Make it by the same steps as when the run began, or give another --train_dir.",
+        ),
+        (
+            state.write,
+            errors.DataError,
+            "cannot be saved in a checkpoint",
+            "No such run is resumed: tf.data saves neither Python generators and functions nor stateful operations. "
+            "Use tf.random.stateless_* and the like, or data that is fetched by index.",
+        ),
+    ):
         try:
             session.run(op)
         except tf.errors.OpError as error:

@@ -35,10 +35,12 @@ class StepWatchdog:
     """
 
     def __init__(
-        self, timeout_secs: float, counts: Mapping[str, tf.Tensor],
+        self,
+        timeout_secs: float,
+        counts: Mapping[str, tf.Tensor],
         note_stall: Callable[[str, float], None] = lambda what, seconds: None,
         clock: Callable[[], float] = time.monotonic,
-    ):  # fmt: skip
+    ):
         self._timeout, self._counts, self._note_stall, self._clock = timeout_secs, counts, note_stall, clock
         self._doing, self._since, self._stalled_since = "the session to begin", clock(), None
         self.session = None  # to be set; it is asked for the progress of a step that does not end

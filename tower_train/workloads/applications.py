@@ -25,9 +25,14 @@ _FLATTENING = ("VGG16", "VGG19")  # their own classifiers see every pixel of the
 
 
 def network(
-    name: str, image_size: int, weights: str, freeze_until: str, num_classes: int, freeze_epochs: float = 0.0,
+    name: str,
+    image_size: int,
+    weights: str,
+    freeze_until: str,
+    num_classes: int,
+    freeze_epochs: float = 0.0,
     unfreeze_rate: float = 1.0,
-):  # fmt: skip
+):
     """Makes the `inference` of a network of keras.applications with a new softmax layer named `classifier` on top.
 
     The layer gets the last feature map: flattened for VGG16 and VGG19 (Simonyan and Zisserman 2015, table 1), else its

@@ -17,8 +17,17 @@ v1 = tf.compat.v1
 
 FOLDER = "fashion-mnist"
 CLASS_NAMES = (
-    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
-)  # fmt: skip
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
 _PREFIXES = {"train": "train", "test": "t10k"}
 _IMAGES, _LABELS = "{}-images-idx3-ubyte", "{}-labels-idx1-ubyte"
 _URL = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/"

@@ -36,37 +36,58 @@ class FolderOptions(augmentation.PlacedImageOptions):
     )
     flip: bool = option(True, "flip half of the training images left to right", AUGMENTATION, resume="note")
     cache: str = option(
-        "auto", "place of decoded images: none, memory, disk, or auto: memory if they fit well", DATA,
+        "auto",
+        "place of decoded images: none, memory, disk, or auto: memory if they fit well",
+        DATA,
         allowed=images.CACHES,
-    )  # fmt: skip
+    )
     skip_bad_images: bool = option(False, "go on without the files that are no images", DATA)
     group_pattern: str = option(
-        "", "regular expression for the group (such as the patient) in a file's name, or a table of groups, "
-        "FILE.csv:COLUMN; --validation_fraction splits no group", DATA, resume="same",
-    )  # fmt: skip
+        "",
+        "regular expression for the group (such as the patient) in a file's name, or a table of groups, "
+        "FILE.csv:COLUMN; --validation_fraction splits no group",
+        DATA,
+        resume="same",
+    )
     labels: str = option(
-        image_labels.FOLDERS, "place of the classes: folders (CLASS/*.jpg), names (the class of cat.0.jpg is cat), "
-        "or a CSV file of images and classes, FILE.csv or FILE.csv:COLUMN, in --data_dir", DATA, resume="same",
-    )  # fmt: skip
+        image_labels.FOLDERS,
+        "place of the classes: folders (CLASS/*.jpg), names (the class of cat.0.jpg is cat), "
+        "or a CSV file of images and classes, FILE.csv or FILE.csv:COLUMN, in --data_dir",
+        DATA,
+        resume="same",
+    )
     network: str = option(
-        _SMALL, "small (four convolutions), or a network of keras.applications, such as VGG16, under a new classifier",
-        NETWORK, allowed=(_SMALL, *applications.NAMES), resume="same",
-    )  # fmt: skip
+        _SMALL,
+        "small (four convolutions), or a network of keras.applications, such as VGG16, under a new classifier",
+        NETWORK,
+        allowed=(_SMALL, *applications.NAMES),
+        resume="same",
+    )
     weights: str = option(
-        applications.NONE, "first weights of --network: a FILE that Keras wrote, imagenet, or none (random weights)",
-        NETWORK, resume="note",
-    )  # fmt: skip
+        applications.NONE,
+        "first weights of --network: a FILE that Keras wrote, imagenet, or none (random weights)",
+        NETWORK,
+        resume="note",
+    )
     freeze_until: str = option(
         "", "train only layers of --network after this one, e.g. block4_pool of VGG16", NETWORK, resume="same"
     )
     freeze_epochs: float = option(
-        0.0, "epochs in which only the new classifier on --network is trained; 0: all layers from the start. Its batch "
-        "normalisation then stays as --weights has it", NETWORK, allowed="at least 0", resume="same",
-    )  # fmt: skip
+        0.0,
+        "epochs in which only the new classifier on --network is trained; 0: all layers from the start. Its batch "
+        "normalisation then stays as --weights has it",
+        NETWORK,
+        allowed="at least 0",
+        resume="same",
+    )
     unfreeze_rate: float = option(
-        0.1, "factor of the learning rate of the other layers after --freeze_epochs", NETWORK, allowed="above 0",
-        resume="note", needs=("freeze_epochs",),
-    )  # fmt: skip
+        0.1,
+        "factor of the learning rate of the other layers after --freeze_epochs",
+        NETWORK,
+        allowed="above 0",
+        resume="note",
+        needs=("freeze_epochs",),
+    )
 
     def check(self):
         if self.network == _SMALL:
@@ -102,9 +123,13 @@ def workload(options: FolderOptions) -> Workload:
         if not is_small and request.split == "train":
             applications.check(*chosen)  # before the images are decoded, which may take long
         examples = images.examples(
-            listing, f"{directory} {listing.split}", options.image_size, _CHANNELS[options.color], options.cache,
+            listing,
+            f"{directory} {listing.split}",
+            options.image_size,
+            _CHANNELS[options.color],
+            options.cache,
             options.skip_bad_images,
-        )  # fmt: skip
+        )
         notices = [applications.notice(options.network, options.weights, options.freeze_until), examples.notice]
         return examples if is_small else dataclasses.replace(examples, notice=" ".join(filter(None, notices)) or None)
 
