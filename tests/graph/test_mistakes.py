@@ -222,7 +222,8 @@ OTHERS = {  # {what: (class, fields of the workload, examples, options, words)}
         CONFIG, {}, EXAMPLES, MIRRORED | dict(all_reduce="nccl"), "--all_reduce=nccl is for GPUs, but .*/cpu:1",
     ),
     "one copy to compare": (
-        CONFIG, {}, EXAMPLES, TWO | dict(check_mirrors_every_steps=5), "check_mirrors_every_steps=5: there is one copy",
+        CONFIG, {}, EXAMPLES, TWO | dict(variable_update="cpu", check_mirrors_every_steps=5),
+        "check_mirrors_every_steps=5: there is one copy",
     ),
     **{
         f"an augmentation with a state, on the {place}": (

@@ -5,6 +5,7 @@ have their values.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -51,53 +52,61 @@ class Variables:
         originals = self._originals or self
         self.trainable = v1.trainable_variables()  # those of the first tower; the collection will hold the copies
         collected.begin_tower(self.decays)
-        decays = v1.get_collection_ref(v1.GraphKeys.REGULARIZATION_LOSSES)
-
-        def create(create_variable, **kwargs):
-            if place.index:
-                which = f"the variable {kwargs['name']!r}" if kwargs.get("name") else "a variable without a name"
-                raise errors.GraphError(
-                    f"tower_{place.index} would create {which}, which tower_0 did not create. "
-                    "Create variables with tf.compat.v1.get_variable under names that are the same in every call of "
-                    "inference and loss."
-                )
-            with tf.device(self.device):
-                created = create_variable(**(kwargs if self.device == HOST else _initialized_on_host(kwargs)))
-            self.trainable += [created] if created.trainable else []
-            names = kwargs.get("collections") or [v1.GraphKeys.GLOBAL_VARIABLES]
-            trainable = [v1.GraphKeys.TRAINABLE_VARIABLES] * created.trainable
-            self.collections[created.op.name] = tuple(dict.fromkeys([*names, *trainable]))
-            return created
-
-        def get(get_variable, name, *args, regularizer=None, **kwargs):
-            if kwargs.get("partitioner"):
-                raise errors.GraphError(
-                    f"{name} has a partitioner: each copy of a variable is whole, on one device. Leave the partitioner "
-                    "out, here or in the variable_scope around it."
-                )
-            before = len(decays)
-            name = name.removeprefix(self._scope)  # a name made of a copy's, as of its moving average
-            variable = get_variable(name, *args, regularizer=regularizer, **kwargs)
-            # Plain tensors in place of TensorFlow's objects, which compute the regularizer anew at each use.
-            decays[before:] = [each.op.outputs[each.value_index] for each in decays[before:]]
-            self.decays += decays[before:]
-            if place.index == 0:
-                self.network.setdefault(variable.op.name, (variable, regularizer))
-            copy = self.copy_of(variable)
-            note(variable.op.name, copy)
-            return copy if variable.trainable else collected.assigned_once(copy)
-
         with (
             _explained(),
             collected.variables_of_tower(originals.collections) as note,
-            tf.variable_creator_scope(create),
-            v1.variable_scope(v1.get_variable_scope(), reuse=place.index > 0 and v1.AUTO_REUSE, custom_getter=get),
-            tf.device(place.device),
-            v1.name_scope(f"tower_{place.index}/"),
-            v1.variable_scope(v1.get_variable_scope(), custom_getter=getter),
-            v1.variable_scope(v1.get_variable_scope(), custom_getter=getters.kept_in_full_precision),
+            contextlib.ExitStack() as scopes,
         ):
+
+            def enter_scope(getter: Callable, reuse=None) -> None:
+                scope = v1.get_variable_scope()
+                scopes.enter_context(v1.variable_scope(scope, reuse=reuse, custom_getter=getter))
+
+            scopes.enter_context(tf.variable_creator_scope(functools.partial(self._create, place)))
+            # Reused, and still created, so that `_create` can name what this tower alone would have.
+            enter_scope(functools.partial(self._get, place, note), place.index > 0 and v1.AUTO_REUSE)
+            scopes.enter_context(tf.device(place.device))
+            scopes.enter_context(v1.name_scope(f"tower_{place.index}/"))
+            enter_scope(getter)
+            enter_scope(getters.kept_in_full_precision)  # the last getter is called first
             yield
+
+    def _create(self, place: Tower, create_variable: Callable, **kwargs) -> tf.Variable:
+        """Creates a variable of the network for tower 0; a variable_creator."""
+        if place.index:
+            which = f"the variable {kwargs['name']!r}" if kwargs.get("name") else "a variable without a name"
+            raise errors.GraphError(
+                f"tower_{place.index} would create {which}, which tower_0 did not create. "
+                "Create variables with tf.compat.v1.get_variable under names that are the same in every call of "
+                "inference and loss."
+            )
+        with tf.device(self.device):
+            created = create_variable(**(kwargs if self.device == HOST else _initialized_on_host(kwargs)))
+        self.trainable += [created] if created.trainable else []
+        names = kwargs.get("collections") or [v1.GraphKeys.GLOBAL_VARIABLES]
+        trainable = [v1.GraphKeys.TRAINABLE_VARIABLES] * created.trainable
+        self.collections[created.op.name] = tuple(dict.fromkeys([*names, *trainable]))
+        return created
+
+    def _get(self, place: Tower, note: Callable, get_variable: Callable, name: str, *args, regularizer=None, **kwargs):
+        """Gets this copy of a variable; a custom getter."""
+        if kwargs.get("partitioner"):
+            raise errors.GraphError(
+                f"{name} has a partitioner: each copy of a variable is whole, on one device. Leave the partitioner "
+                "out, here or in the variable_scope around it."
+            )
+        decays = v1.get_collection_ref(v1.GraphKeys.REGULARIZATION_LOSSES)
+        before = len(decays)
+        name = name.removeprefix(self._scope)  # a name made of a copy's, as of its moving average
+        variable = get_variable(name, *args, regularizer=regularizer, **kwargs)
+        # Plain tensors in place of TensorFlow's objects, which compute the regularizer anew at each use.
+        decays[before:] = [each.op.outputs[each.value_index] for each in decays[before:]]
+        self.decays += decays[before:]
+        if place.index == 0:
+            self.network.setdefault(variable.op.name, (variable, regularizer))
+        copy = self.copy_of(variable)
+        note(variable.op.name, copy)
+        return copy if variable.trainable else collected.assigned_once(copy)
 
     def gradients(self, loss: tf.Tensor) -> GradientsAndVariables:
         """Returns the gradients of a tower's loss for these trained variables, each with the original."""
