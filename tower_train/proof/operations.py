@@ -12,7 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train.graph.random_state import ancestors, line_of
-from tower_train.proof.trial import Begun, Trial
+from tower_train.proof.comparison import Arrays
+from tower_train.proof.trial import Trial
 
 _SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank"})
 _REDUCTIONS = frozenset({"Mean", "Sum", "Max", "Min", "Prod", "Softmax", "LogSoftmax", "Cumsum", "TopKV2", "Unique",
@@ -43,23 +44,29 @@ class Culprit:
         return f"{self.name} ({self.type}, {self.line}): {self.cause}"
 
 
-def first_difference(first: Begun, others: Begun, steps: int, tolerance: float) -> Culprit | None:
-    """Does steps in two sessions until an operation differs; returns the first that does, or None.
+def first_difference(
+    one: Trial, many: Trial, steps: int, tolerance: float, resumed: Arrays | None = None
+) -> Culprit | None:
+    """Does steps with one tower and with any number of towers until an operation differs; returns the first that does,
+    or None.
 
     Args:
-      first, others: of one tower, and of any number of towers, with the same variables.
       steps: at most so many.
       tolerance: relative, of tensors that count as equal.
+      resumed: the variables after the first step, from which the other session goes on; None for initial ones in both.
     """
-    ops = list(_operations(first.trial, others.trial))
-    loss = first.trial.built.compared.losses[0].name
-    for _ in range(steps):
-        whole = _values(first, [[tensor] for tensor, _ in ops])
-        parts = _values(others, [tensors for _, tensors in ops])
-        seen = _Relations(others.trial.towers, tolerance, loss, first.trial.built.compared.assigned)
-        for (tensor, _), (value,), by_tower in zip(ops, whole, parts, strict=True):
-            if culprit := seen.look(tensor, value, by_tower):
-                return culprit
+    ops = list(_operations(one, many))
+    loss = one.built.compared.losses[0].name
+    with one.session() as first, many.session(resumed) as others:
+        if resumed is not None:
+            first.run(one.built.train_op)
+        for _ in range(steps):
+            whole = first.run([one.built.train_op, [[tensor] for tensor, _ in ops]])[1]
+            parts = others.run([many.built.train_op, [tensors for _, tensors in ops]])[1]
+            seen = _Relations(many.towers, tolerance, loss, one.built.compared.assigned)
+            for (tensor, _), (value,), by_tower in zip(ops, whole, parts, strict=True):
+                if culprit := seen.look(tensor, value, by_tower):
+                    return culprit
     return None
 
 
@@ -99,11 +106,6 @@ def _operations(one: Trial, many: Trial) -> Iterator[tuple[tf.Tensor, list[tf.Te
 def _is_fetchable(op: tf.Operation) -> bool:
     in_v1_control_flow = op._get_control_flow_context() is not None  # its tensors may be dead
     return not in_v1_control_flow and op.type not in _UNFETCHABLE and op.graph.is_fetchable(op)
-
-
-def _values(begun: Begun, tensors: Sequence[Sequence[tf.Tensor]]) -> list[list[np.ndarray]]:
-    """Does a step; returns the values of tensors in it."""
-    return begun.session.run([begun.trial.built.train_op, tensors])[1]
 
 
 class _Relations:

@@ -4,14 +4,13 @@ The steps are on the first examples of the run, on the host, in float64 if the n
 --batch_norm=tower towers differ by design: then two comparisons tell by how much, and that nothing else does.
 """
 
-import contextlib
 import dataclasses
 import itertools
 import math
 import pathlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -22,9 +21,9 @@ from tower_train.console import ProgressBar, say
 from tower_train.examples import Examples
 from tower_train.graph.record import TrainingGraph
 from tower_train.proof import operations
-from tower_train.proof.comparison import EACH
-from tower_train.proof.rounding import MOST_NOISE, SEEDS, epsilon, explained, few_roundings, least_exact, rounded
-from tower_train.proof.trial import LOSS, Begun, Gap, Trial, earliest, gaps_after
+from tower_train.proof.comparison import EACH, LOSS, Gap, beyond, compare, earliest, gaps
+from tower_train.proof.rounding import epsilon, least_exact
+from tower_train.proof.trial import Trial
 from tower_train.workload import Workload
 
 _MOST_DEVICES, _MOST_BATCHES = 4, 2  # of --check_towers=auto; more towers would show nothing else
@@ -165,9 +164,9 @@ def compare_towers(workload: Workload, examples: Examples, config: Config, graph
                 outcome = _compared(*trials, steps, normalizes, one.accumulate_steps)
                 if config.batch_norm == "tower" and normalizes and not outcome.differs:
                     small = dataclasses.replace(several, dtype=dtype, batch_norm="tower")
-                    outcome = dataclasses.replace(
-                        outcome, by_tower=_largest(trials[0], Trial(workload, examples, small, bar), steps)
-                    )
+                    alone, by_tower = trials[0], Trial(workload, examples, small, bar)
+                    found = gaps(alone.train(steps), by_tower.train(steps), alone.weights)
+                    outcome = dataclasses.replace(outcome, by_tower=max(found, key=lambda gap: gap.of_largest))
             break
         except Exception as error:  # whatever the network raises for small batches, or TensorFlow in another dtype
             refusals.append(error)
@@ -266,113 +265,51 @@ def _at_hand(examples: Examples, count: int) -> Examples:
     return dataclasses.replace(examples, elements=None, of_worker=None, open=lambda: fetch)
 
 
-def _largest(one: Trial, other: Trial, steps: int) -> Gap:
-    """Returns the largest gap of two trainings, relative to the numbers of its kind."""
-    with one.begun() as first, other.begun() as others:
-        return max(_train(first, others, steps)[0], key=lambda gap: gap.of_largest)
-
-
 def _compared(one: Trial, many: Trial, steps: int, normalizes: bool, turns: int) -> Outcome:
     dtype = least_exact(one.built.compared.losses[:1], [v.handle.op for v in one.weights.values()]).dtype
-    rounding = epsilon(np.dtype(dtype.as_numpy_dtype))
-    with one.begun() as first, many.begun() as others:
-        gaps, of_resumed = _train(first, others, steps, resumes=True)
-    largest = max(gaps, key=lambda gap: gap.of_largest)
-    size = many.built.layout.global_batch
-    outcome = Outcome(many.towers, steps, size, dtype.name, largest, normalizes, turns, 0.0)
-    if not first.is_finite:
-        why = f"nothing to compare: the loss of {size} examples is not finite, or its gradients"
+    rounding, size = epsilon(np.dtype(dtype.as_numpy_dtype)), many.built.layout.global_batch
+    verdict = compare(one.training(steps, rounding), many.training(steps, rounding), one.weights, rounding)
+    outcome = Outcome(many.towers, steps, size, dtype.name, verdict.gap, normalizes, turns, 0.0)
+    if verdict.nothing:
+        why = f"nothing to compare: {verdict.nothing} ({steps} steps of {size} examples)"
         return dataclasses.replace(outcome, undecided=why)
-    excess = _beyond([*gaps, *of_resumed], rounding)
+    whole = one.train(steps)
+    begun = next(whole).variables  # a resumed training goes on from there
+    of_resumed = earliest(beyond(gaps(whole, one.train(steps - 1, begun), one.weights, first=2), rounding))
+    excess, why = of_resumed or verdict.excess, ""
     if excess and (name := one.begins_unlike(many)):
         why = (
             f"the variable {name} begins at another value each time that the network is built, in each worker too. Let "
             "an initializer draw it, not Python."
         )
-        return dataclasses.replace(outcome, gap=earliest(excess)[0], differs=why)
-    if excess := _beyond(of_resumed, rounding):
-        return dataclasses.replace(outcome, gap=earliest(excess)[0], differs=_resumed_differs(one, excess, rounding))
-    if excess := _beyond(gaps, rounding):
-        if excess := _beyond_noise(one, excess, steps, rounding):
-            return dataclasses.replace(
-                outcome, gap=earliest(excess)[0], differs=_towers_differ(one, many, excess, rounding)
-            )
-        if largest.of_largest > MOST_NOISE:
-            why = (
-                f"{many.towers} differ from 1 by {largest.of_largest:.0e}, as 1 does once its weights are rounded: "
-                "this network magnifies roundings so much that nothing can be told"
-            )
-            return dataclasses.replace(outcome, undecided=why)
-    if not first.is_trained:
-        why = f"nothing to compare: every gradient of the loss is 0 in {steps} steps of {size} examples"
-        return dataclasses.replace(outcome, undecided=why)
-    return outcome
-
-
-def _train(first: Begun, other: Begun, steps: int, resumes: bool = False) -> tuple[list[Gap], list[Gap]]:
-    """Does steps in two sessions; returns their gaps, and those of the first to a session that is resumed after its
-    first step."""
-    gaps, of_resumed, resumed = [], [], None
-    with contextlib.ExitStack() as stack:
-        for step in range(1, steps + 1):
-            for begun in filter(None, (first, other, resumed)):
-                begun.step()
-            gaps += gaps_after(step, first, other)
-            if resumed:
-                of_resumed += gaps_after(step, first, resumed)
-            elif resumes:
-                resumed = stack.enter_context(first.trial.begun(first.variables))
-    return gaps, of_resumed
-
-
-def _beyond(gaps: Sequence[Gap], rounding: float, noise: Mapping[tuple[str, int], float] | None = None) -> list[Gap]:
-    """Returns the gaps that rounding does not explain. noise: {(name, step): what it explains, as seen}."""
-    noise = noise or {}
-
-    def limit(gap: Gap) -> float:
-        return max(few_roundings(rounding) * gap.scale, noise.get((gap.name, gap.step), 0.0))
-
-    return [gap for gap in gaps if gap.absolute > limit(gap)]
-
-
-def _beyond_noise(trial: Trial, gaps: Sequence[Gap], steps: int, rounding: float) -> Sequence[Gap]:
-    """Returns the gaps that are beyond what trainings from rounded weights explain."""
-    noise: dict[tuple[str, int], float] = {}
-    weights = trial.initial_weights()
-    for seed in SEEDS:
-        near = {name: rounded(value, rounding, seed) for name, value in weights.items()}
-        with trial.begun() as first, trial.begun(near) as other:
-            for gap in _train(first, other, steps)[0]:
-                of = gap.name, gap.step
-                noise[of] = max(explained(gap.absolute, seed), noise.get(of, 0.0))
-        if not (gaps := _beyond(gaps, rounding, noise)):
-            break
-    return gaps
+    elif of_resumed:
+        culprit = operations.first_difference(one, one, excess[0].step - 1, rounding**0.6, begun)
+        why = f"a resumed training differs from a whole one: {_by_how_much(excess)}.\n" + (
+            f"It begins at {culprit}." if culprit else "Something of the network is kept outside of its variables."
+        )
+    elif excess:
+        why = _towers_differ(one, many, excess, rounding)
+    if why:
+        return dataclasses.replace(outcome, gap=excess[0], differs=why)
+    if verdict.is_noise:
+        why = (
+            f"{many.towers} differ from 1 by {verdict.gap.of_largest:.0e}, as 1 does once its weights are rounded: "
+            "this network magnifies roundings so much that nothing can be told"
+        )
+    return dataclasses.replace(outcome, undecided=why)
 
 
 def _towers_differ(one: Trial, many: Trial, excess: Sequence[Gap], rounding: float) -> str:
     """Says what differs by how much, and names the first operation that does."""
-    excess = earliest(excess)
-    text = f"{many.towers} towers differ from 1 on this network: {_by_how_much(excess)}."
     culprit = next(filter(None, (operations.assigning(one, gap.name) for gap in excess)), None)
     if not culprit or any(gap.name == LOSS for gap in excess):
-        with one.begun() as first, many.begun() as others:
-            culprit = operations.first_difference(first, others, excess[0].step, rounding**0.6) or culprit
-    if culprit:
-        return f"{text}\nIt begins at {culprit}."
-    return f"{text}\nNo operation of the network differs: it is in what is done to its gradients or variables."
-
-
-def _resumed_differs(one: Trial, excess: Sequence[Gap], rounding: float) -> str:
-    excess = earliest(excess)
-    text = f"a resumed training differs from a whole one: {_by_how_much(excess)}."
-    with one.begun() as first:
-        first.step()
-        with one.begun(first.variables) as resumed:
-            culprit = operations.first_difference(first, resumed, excess[0].step - 1, rounding**0.6)
-    if culprit:
-        return f"{text}\nIt begins at {culprit}."
-    return f"{text}\nSomething of the network is kept outside of its variables."
+        culprit = operations.first_difference(one, many, excess[0].step, rounding**0.6) or culprit
+    where = (
+        f"It begins at {culprit}."
+        if culprit
+        else ("No operation of the network differs: it is in what is done to its gradients or variables.")
+    )
+    return f"{many.towers} towers differ from 1 on this network: {_by_how_much(excess)}.\n{where}"
 
 
 def _by_how_much(excess: Sequence[Gap]) -> str:
