@@ -146,20 +146,23 @@ def compare(one: Training, several: Training, weights: Collection[str], rounding
     return Verdict(gap, nothing="" if any(are_moved) else "every gradient of the loss is 0")
 
 
-def line_of_model(verdict: Verdict, count: int, size: str, by_tower: Gap | None = None) -> str:
+def line_of_model(
+    verdict: Verdict, count: int, size: str, by_tower: Gap | None = None, begins: object | None = None
+) -> str:
     """Returns the line for people about a Keras model or an Estimator; GraphError if its towers differ.
 
     Args:
       count: of the towers.
       size: of the trainings: "2 steps of 8 examples".
       by_tower: the relatively largest difference with batch_norm="tower", if that is how it trains.
+      begins: what computes otherwise in towers first, if that is known.
     """
     if verdict.excess:
+        where = f"It begins at {begins}. That is" if begins else "A layer or a loss is"
         raise errors.GraphError(
-            f"{count} towers differ from one device on this model: {verdict.excess[0]} in "
-            f"step {verdict.excess[0].step} ({size}). A layer or a loss computes over the examples of a batch, of "
-            "which a tower has a part only, or draws random numbers by tower, or gradients are clipped before they "
-            "are averaged."
+            f"{count} towers differ from one device on this model: {verdict.excess[0]} in step "
+            f"{verdict.excess[0].step} ({size}). {where} computed over the examples of a batch, of which a tower has a "
+            "part only, or with random numbers by tower, or gradients are clipped before they are averaged."
         )
     if verdict.nothing:
         return f"*** towers: nothing to compare: {verdict.nothing} ({size})"

@@ -21,7 +21,7 @@ _REDUCTIONS = frozenset({"Mean", "Sum", "Max", "Min", "Prod", "Softmax", "LogSof
 _KEEPING = ("LookupTable", "Queue", "Stack", "OrderedMap", "Barrier", "Stage", "Unstage")
 _CALLS_PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 _UNFETCHABLE = frozenset({"Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond", "RefSwitch", "RefMerge"})
-_SAME, _ROWS, _SHARE, _MEAN, _SUM = "same", "rows", "rows over the number of towers", "mean", "sum"
+SAME, _ROWS, _SHARE, MEAN, SUM = "same", "rows", "rows over the number of towers", "mean", "sum"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +108,43 @@ def _is_fetchable(op: tf.Operation) -> bool:
     return not in_v1_control_flow and op.type not in _UNFETCHABLE and op.graph.is_fetchable(op)
 
 
+def relation(whole: np.ndarray, parts: Sequence[np.ndarray], tolerance: float) -> str | None:
+    """Returns how one tower's tensor and the towers' agree, up to a relative tolerance; None if they do not."""
+    towers = len(parts)
+
+    def equal(one: np.ndarray, other: np.ndarray) -> bool:
+        if one.shape != other.shape:
+            return False
+        if one.dtype.kind not in "fc":
+            return bool((one == other).all())
+        one, other = _wide(one), _wide(other)
+        limit = tolerance * np.abs(one[np.isfinite(one)]).max(initial=0)
+        return bool(np.allclose(one, other, rtol=0, atol=limit, equal_nan=True))
+
+    def are_rows(factor: int) -> bool:  # gradients of a mean have the factor
+        if factor != 1 and whole.dtype.kind not in "fc":
+            return False
+        for axis in range(whole.ndim):
+            if len({part.shape[:axis] + part.shape[axis + 1 :] for part in parts}) == 1:
+                if equal(whole * factor if factor != 1 else whole, np.concatenate(parts, axis=axis)):
+                    return True
+        return False
+
+    if all(equal(whole, part) for part in parts):
+        return SAME
+    for name, factor in ((_ROWS, 1), (_SHARE, towers)):
+        if are_rows(factor):
+            return name
+    if whole.dtype.kind not in "fc" or any(part.shape != whole.shape for part in parts):
+        return None
+    mean = np.mean([_wide(part) for part in parts], axis=0)
+    if equal(whole, mean) or equal(whole * towers, mean):
+        return MEAN
+    if equal(whole, mean * towers):
+        return SUM
+    return SAME if all(equal(whole * towers, part) for part in parts) else None
+
+
 class _Relations:
     """The relation between one tower's tensors and those of several, as operations are looked at in their order."""
 
@@ -123,14 +160,14 @@ class _Relations:
         op, whole, parts = tensor.op, np.asarray(whole), list(map(np.asarray, parts))
         if self._is_of_shapes(op):
             return None
-        relation = self._of[tensor.name] = self._relation(whole, parts)
-        if tensor.name == self._loss and relation == _SUM:
+        found = self._of[tensor.name] = relation(whole, parts, self._tolerance)
+        if tensor.name == self._loss and found == SUM:
             return _named(op, "sum")
-        if _kind(op) == "state" and relation != _SAME:
+        if _kind(op) == "state" and found != SAME:
             return _of_state(op)
         # Whole numbers also are sizes and positions.
         is_number = whole.dtype.kind in "fc" or self._towers == 1 or _kind(op) in ("stateful", "stateless", "python")
-        return None if relation or not is_number else self._culprit(op)
+        return None if found or not is_number else self._culprit(op)
 
     def _is_of_shapes(self, op: tf.Operation) -> bool:
         """Returns whether an operation is computed from the sizes of tensors only."""
@@ -140,41 +177,6 @@ class _Relations:
             self._of_shapes.add(op)
         return op in self._of_shapes
 
-    def _relation(self, whole: np.ndarray, parts: list[np.ndarray]) -> str | None:
-        """Returns how one tower's tensor and the towers' agree; None if they do not."""
-        if all(self._equal(whole, part) for part in parts):
-            return _SAME
-        for relation, factor in ((_ROWS, 1), (_SHARE, self._towers)):
-            if self._are_rows(whole, parts, factor):
-                return relation
-        if whole.dtype.kind not in "fc" or any(part.shape != whole.shape for part in parts):
-            return None
-        mean = np.mean([_wide(part) for part in parts], axis=0)
-        if self._equal(whole, mean) or self._equal(whole * self._towers, mean):
-            return _MEAN
-        if self._equal(whole, mean * self._towers):
-            return _SUM
-        return _SAME if all(self._equal(whole * self._towers, part) for part in parts) else None
-
-    def _are_rows(self, whole: np.ndarray, parts: list[np.ndarray], factor: int) -> bool:
-        """Returns whether the towers' rows make one tower's times the factor, which gradients of a mean have."""
-        if factor != 1 and whole.dtype.kind not in "fc":
-            return False
-        for axis in range(whole.ndim):
-            if len({part.shape[:axis] + part.shape[axis + 1 :] for part in parts}) == 1:
-                if self._equal(whole * factor if factor != 1 else whole, np.concatenate(parts, axis=axis)):
-                    return True
-        return False
-
-    def _equal(self, one: np.ndarray, other: np.ndarray) -> bool:
-        if one.shape != other.shape:
-            return False
-        if one.dtype.kind not in "fc":
-            return bool((one == other).all())
-        one, other = _wide(one), _wide(other)
-        limit = self._tolerance * np.abs(one[np.isfinite(one)]).max(initial=0)
-        return bool(np.allclose(one, other, rtol=0, atol=limit, equal_nan=True))
-
     def _culprit(self, op: tf.Operation) -> Culprit:
         """Names an operation, or the variable, the reduction over the batch or its size, whose result it uses."""
         while op.type == "Identity":
@@ -182,7 +184,7 @@ class _Relations:
         if assigns := [each for t in op.inputs if t.dtype == tf.resource for each in _assigning(t)]:
             return _named(assigns[0], "state")
         is_reduced = False
-        while reduced := [t.op for t in op.inputs if self._of.get(t.name) in (_SHARE, _MEAN, _SUM) and _is_forward(op)]:
+        while reduced := [t.op for t in op.inputs if self._of.get(t.name) in (_SHARE, MEAN, SUM) and _is_forward(op)]:
             op, is_reduced = reduced[0], True
         if values := [tensor.op for tensor in op.inputs if tensor.op in self._assigned]:
             return _assigned(self._assigned[values[0]], values[0])

@@ -1,6 +1,7 @@
 """The model of multi_gpu_model: Keras' own training, with each step done by towers that meet."""
 
 import functools
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
@@ -9,6 +10,7 @@ from tower_train import errors
 from tower_train.fronts import compat
 from tower_train.fronts.lockstep import fit, parts, proof, together
 from tower_train.fronts.lockstep.exchange import ALONE, Exchange
+from tower_train.fronts.lockstep.layers import Summed
 from tower_train.fronts.lockstep.step import Program, Rehearsal, Step, explained
 from tower_train.graph.devices import HOST
 
@@ -22,9 +24,10 @@ class TowerModel(keras.Model):
 
     def __init__(
         self, template: keras.Model, towers: tuple[str, ...], merge_device: str, exchange: Exchange = ALONE,
-        batch_norm: str = "global", check_towers: str = "auto",
+        batch_norm: str = "global", check_towers: str = "auto", summed: Summed | None = None,
     ):  # fmt: skip
         super().__init__(name=f"parallel_{template.name}", dtype=template.dtype_policy)
+        self.summed = summed or Summed()
         self._is_compared = check_towers == "never" or len(towers) * exchange.size == 1
         self.template, self.towers = template, towers
         self._merge_device, self.exchange, self._batch_norm = merge_device, exchange, batch_norm
@@ -81,7 +84,9 @@ class TowerModel(keras.Model):
         devices = self.towers * self.exchange.size
 
         def towers(count: int, batch_norm: str) -> TowerModel:
-            return TowerModel(self.template, devices[:count], self._merge_device, ALONE, batch_norm, "never")
+            return TowerModel(
+                self.template, devices[:count], self._merge_device, ALONE, batch_norm, "never", self.summed
+            )
 
         def rehearse(batch) -> Rehearsal:
             rehearsal = Rehearsal(self.template, self._train, batch)
@@ -152,15 +157,24 @@ class TowerModel(keras.Model):
         self._optimizers = rehearsal.optimizers or None  # none of an evaluation
         together.synchronize(self.exchange, self.trained_variables)
 
+    def _step(self, data) -> Step:
+        return Step(
+            self.template, data, self.towers, self._merge_device, self.exchange, self._is_compiled, self._batch_norm,
+            self.summed.keys,
+        )  # fmt: skip
+
+    def train_around(self, data, around: Callable) -> list:
+        """Does a step in each tower as around(function that does it) says; returns over towers what that returned."""
+        data = keras.tree.map_structure(parts.as_tensor, data)
+        return self._step(data).run(lambda model, part: around(lambda: self._train(model, part)))
+
     def _run_step(self, program: Program, data) -> dict[str, tf.Tensor]:
         """Does a step in all towers; returns its report."""
         data = keras.tree.map_structure(parts.as_tensor, data)
         if self._optimizers is None:
             self._begin(Rehearsal(self.template, program, data))
         self.exchange.begin("evaluation" if program is fit.test else "training", data)
-        step = Step(
-            self.template, data, self.towers, self._merge_device, self.exchange, self._is_compiled, self._batch_norm
-        )
+        step = self._step(data)
         returned = step.run(program)
         if program is not fit.own:
             return returned[0]

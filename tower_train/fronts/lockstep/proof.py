@@ -1,6 +1,7 @@
 """Shows on a few examples that the towers of a Keras model train what one device trains."""
 
 import contextlib
+import functools
 import itertools
 import re
 import time
@@ -15,6 +16,7 @@ from tower_train import console, errors
 from tower_train.fronts import compat
 from tower_train.fronts.keras_building import floatx
 from tower_train.fronts.lockstep import parts
+from tower_train.fronts.lockstep.layers import Seen, compare_layers
 from tower_train.fronts.lockstep.step import Rehearsal, Updates
 from tower_train.graph.random_state import line_of
 from tower_train.proof import comparison
@@ -93,7 +95,7 @@ def compare_steps(
       GraphError: a variable differs by more than rounding.
     """
     count, each, began = min(count, _MOST_TOWERS) if is_first else count, EACH, time.monotonic()
-    rehearsed = rehearse(batches[0])
+    rehearsed, adds_losses = rehearse(batches[0]), compat.adds_losses(alone)
     secs = (time.monotonic() - began) * (count + 3)  # of tracing, most of all
     if is_first and secs > _LONG_SECS:
         console.say(
@@ -109,7 +111,7 @@ def compare_steps(
     steps = max(STEPS, *(each.gradient_accumulation_steps or 1 for each in inner), 1)
 
     def compared(dtype: str) -> str:
-        return _compared(towers, alone, rows, steps, variables, count, batch_norm, dtype)
+        return _compared(towers, alone, rows, steps, variables, count, batch_norm, dtype, adds_losses)
 
     with _traced_anew(alone):
         try:
@@ -137,7 +139,7 @@ def _refuse_less_exact(grads: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> 
 
 def _compared(
     towers: Callable, alone: keras.Model, rows: Sequence, steps: int, variables: Sequence[keras.Variable], count: int,
-    batch_norm: str, dtype: str,
+    batch_norm: str, dtype: str, adds_losses: bool,
 ) -> str:  # fmt: skip
     """Does the steps and compares the variables, which have their values of before then; returns a line for people."""
     before, weights = [v.numpy() for v in variables], {id(variable) for variable in alone.trainable_variables}
@@ -168,14 +170,27 @@ def _compared(
         one = training(alone)
         return comparison.compare(one, training(towers(count, how)), [names[i] for i in trained], rounding)
 
+    def reset() -> None:
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(value)
+
+    def layers_of(how: str) -> tuple[Seen | None, set]:
+        several = functools.partial(towers(count, how).train_around, rows[0])
+        return compare_layers(lambda: alone.train_step(rows[0]), several, rounding**0.6, reset)
+
     try:
+        if adds_losses:
+            towers(1, "global").summed.keys.update(layers_of("global")[1])  # of all that `towers` makes
         verdict, by_tower = against(batch_norm), None
         if batch_norm == "tower" and verdict.excess:  # by design, if there is batch normalisation
             by_tower, verdict = verdict.excess[0], against("global")
-        return comparison.line_of_model(verdict, count, size, by_tower)
+        begins = None
+        if verdict.excess:
+            with contextlib.suppress(Exception):  # of a step that cannot be looked into, the variable is what is known
+                begins, _ = layers_of("global")
+        return comparison.line_of_model(verdict, count, size, by_tower, begins)
     finally:
-        for variable, value in zip(variables, before, strict=True):
-            variable.assign(value)
+        reset()
 
 
 def first_batches(data: Sequence, count: int) -> list:

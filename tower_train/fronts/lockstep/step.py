@@ -10,7 +10,7 @@ import functools
 import itertools
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -19,7 +19,7 @@ import tensorflow as tf
 from tower_train import console, errors, normalization
 from tower_train.fronts import compat, meeting
 from tower_train.fronts.keras_building import output_names
-from tower_train.fronts.lockstep import parts
+from tower_train.fronts.lockstep import layers, parts
 from tower_train.fronts.lockstep.draws import drawn_for_more, rows_of_draw
 from tower_train.fronts.lockstep.exchange import Exchange
 from tower_train.fronts.lockstep.scope import TowerScope
@@ -74,12 +74,14 @@ class Rehearsal(Updates):
 
 class Step:
     """A step of a model, which has all its variables, on consecutive parts of a batch, of which this process's devices
-    compute theirs; towers' rows are joined on merge_device. XLA compiles towers' passes if is_compiled."""
+    compute theirs; towers' rows are joined on merge_device. XLA compiles towers' passes if is_compiled. The losses of
+    layers in `summed` are sums over examples."""
 
     def __init__(
         self, model: keras.Model, data, devices: Sequence[str], merge_device: str, exchange: Exchange,
-        is_compiled: bool = False, batch_norm: str = "global",
+        is_compiled: bool = False, batch_norm: str = "global", summed: Collection[layers.Key] = (),
     ):  # fmt: skip
+        self._summed = summed
         self._model, self._exchange, self._device, self._is_compiled = model, exchange, merge_device, is_compiled
         here, count = len(devices), len(devices) * exchange.size
         self._parts = parts.split(data, here * exchange.rank, here, count)
@@ -89,8 +91,8 @@ class Step:
         self._normalizes_by_tower = batch_norm == "tower"
         # Those of layers whose assignments are the same whatever the examples, or averages.
         known = (keras.layers.BatchNormalization, keras.layers.SpectralNormalization)
-        layers = [each for each in compat.sublayers(model) if isinstance(each, known)]
-        self._expected = {id(variable) for layer in layers for variable in layer.variables}
+        normalizing = [each for each in compat.sublayers(model) if isinstance(each, known)]
+        self._expected = {id(variable) for layer in normalizing for variable in layer.variables}
         self._towers = meeting.Towers(
             devices, lambda of_towers: self.totals(list(zip(*of_towers, strict=True))), here * exchange.rank, count,
             inside=self._inside, turn=self._turn, merging=self._merging,
@@ -126,6 +128,7 @@ class Step:
             self._scopes[tower.place],
             drawn,
             of_all.enter_tower(inputs=inputs),
+            layers.summed(self._summed, self._parts[tower.place].share),
             xla.compiled(self._is_compiled, tower.device, "tower"),
         ):
             yield
