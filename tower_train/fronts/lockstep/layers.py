@@ -18,7 +18,7 @@ Key = tuple[int, int]  # of a loss that a layer adds: the layer's id, and how ma
 
 
 class Summed:
-    """The losses that a model's layers add as sums over examples, once that is known. No set, which Keras would copy."""
+    """The losses that a model's layers add as sums over examples, once they are known. Keras would copy a mere set."""
 
     def __init__(self):
         self.keys: set[Key] = set()
