@@ -23,7 +23,8 @@ from tensorflow.core.framework import node_def_pb2
 from tensorflow.python.framework import ops
 from tensorflow.python.ops.variables import VariableV1
 import tensorflow as tf
-print(ops.Tensor is tf.Tensor, VariableV1 is tf.Variable, tf.mul is tf.multiply)
+registers = ops.register_tensor_conversion_function is tf.register_tensor_conversion_function
+print(registers, VariableV1 is tf.Variable, tf.mul is tf.multiply)
 """
 
 

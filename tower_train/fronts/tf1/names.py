@@ -30,7 +30,7 @@ tensorflow.contrib.losses                        tf_slim.losses
 tensorflow.contrib.metrics                       tf_slim.metrics tensorflow.compat.v1:metrics
 tensorflow.contrib.opt                           PARTS
 tensorflow.contrib.rnn                           PARTS tensorflow.compat.v1:nn.rnn_cell tensorflow.compat.v1:nn
-tensorflow.contrib.seq2seq.sequence_loss         PARTS:sequence_loss
+tensorflow.contrib.seq2seq                       PARTS
 tensorflow.contrib.slim                          tf_slim
 tensorflow.contrib.slim.nets                     tf_slim.nets
 tensorflow.contrib.summary                       PARTS tensorflow.python.ops.summary_ops_v2

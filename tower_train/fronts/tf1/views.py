@@ -1,6 +1,7 @@
 """The modules that a program, and it alone, gets from `import tensorflow`, `import keras` and `import horovod`."""
 
 import builtins
+import contextlib
 import functools
 import importlib
 import operator
@@ -46,12 +47,16 @@ class Names:
                 return owner  # what an object has is its own
             found = [getattr(each, last) for each in owner.modules if hasattr(each, last)]
             if not found and name.startswith("tensorflow."):
-                found = _imported(name)
+                with contextlib.suppress(ModuleNotFoundError):
+                    found = [importlib.import_module(name)]
         if not found and name not in self.homes:
             raise NoSuchName(f"{name} is not there{_line_of_program()}. Use instead: {names.replacement_of(name)}.")
         if found and not isinstance(found[0], types.ModuleType):
             return found[0]
-        return View(name, self, [each for each in found if isinstance(each, types.ModuleType)])
+        modules = [each for each in found if isinstance(each, types.ModuleType)]
+        if name.startswith("tensorflow.python."):  # names have moved between these and the public ones
+            modules.append(importlib.import_module("tensorflow.compat.v1"))
+        return View(name, self, modules)
 
     def install(self) -> None:
         """Makes imports of the program's files, and of no others, give these names from now on."""
@@ -87,14 +92,6 @@ class View(types.ModuleType):
         if name.startswith("__") and name != "__version__":
             raise AttributeError(name)
         return self._names.find(f"{self.__name__}.{name}")
-
-
-def _imported(name: str) -> list[types.ModuleType]:
-    """Returns a private module of TensorFlow, if it is there, and the public one, as names have moved between them."""
-    try:
-        return [importlib.import_module(name), importlib.import_module("tensorflow.compat.v1")]
-    except ModuleNotFoundError:
-        return []
 
 
 def _resolved(place: str) -> Any:
