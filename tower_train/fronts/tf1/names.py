@@ -14,6 +14,7 @@ tensorflow.examples.tutorials
 tensorflow.examples.tutorials.mnist              tower_train.fronts.tf1.mnist
 tensorflow.python.data.experimental.ops.threadpool
 tensorflow.python.distribute.all_reduce
+tensorflow.python.framework.device.DeviceSpec    tensorflow.compat.v1:DeviceSpec
 tensorflow.python.grappler.tf_optimizer.OptimizeGraph  PARTS:OptimizeGraph
 tensorflow.python.ops.rnn_cell                   tensorflow.compat.v1:nn.rnn_cell
 tensorflow.python.ops.rnn_cell_impl              tensorflow.compat.v1:nn.rnn_cell

@@ -1,0 +1,123 @@
+"""What old programs call of Keras 2, Horovod and tf.contrib, each by a small program against numpy or one device."""
+
+import ast
+import re
+import subprocess
+import sys
+
+import jobs
+import numpy as np
+import pytest
+
+MULTI_GPU_MODEL = """
+import numpy as np, tensorflow as tf
+config = tf.ConfigProto()
+x = np.random.RandomState(0).rand(10, 4); y = x.sum(1)
+for towers in (1, 3):
+    seeds = tf.keras.initializers.glorot_uniform(seed=1)
+    layers = [tf.keras.layers.Dense(3, input_shape=(4,), kernel_initializer=seeds), tf.keras.layers.Dense(1)]
+    model = tf.keras.Sequential(layers)
+    model.set_weights([np.ones_like(each) / 4 for each in model.get_weights()])
+    parallel = model if towers == 1 else tf.keras.utils.multi_gpu_model(model, gpus=towers)
+    parallel.compile(loss="mse", optimizer=tf.train.GradientDescentOptimizer(0.1))
+    parallel.fit(x, y, batch_size=5, epochs=2, verbose=0, shuffle=False)
+    print([each.tolist() for each in model.get_weights()])
+"""
+KERAS_3 = """
+import keras, numpy as np
+layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", input_shape=(1,))
+model = keras.models.Sequential([layer])
+model.compile(keras.optimizers.SGD(lr=0.1, decay=0.5), "mse", metrics=["accuracy"])
+callbacks = [keras.callbacks.ReduceLROnPlateau(monitor="val_acc", epsilon=0.1),
+             keras.callbacks.ModelCheckpoint("last.keras", period=1, monitor="acc")]
+x, y = np.ones([4, 1], np.float32), np.ones([4, 1], np.float32)
+batches = ((x, y) for _ in range(3))
+history = model.fit_generator(batches, steps_per_epoch=3, workers=2, max_q_size=9, verbose=0, callbacks=callbacks[1:])
+print(sorted(history.history), model.get_weights()[0].item())
+"""
+HOROVOD = """
+import sys, numpy as np, horovod.tensorflow.keras as hvd, tensorflow as tf
+hvd.init()
+rng = np.random.RandomState(hvd.rank())
+x, y = rng.rand(8, 3), rng.rand(8, 1)
+begin = tf.constant_initializer(hvd.rank())
+layer = tf.keras.layers.Dense(1, use_bias=False, input_shape=(3,), kernel_initializer=begin)
+model = tf.keras.Sequential([layer])
+model.compile(hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1 * hvd.size())), "mse")
+callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
+history = model.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=callbacks)
+print([model.get_weights()[0].ravel().tolist(), [float(loss) for loss in history.history["loss"]]])
+"""
+CONTRIB = """
+import numpy as np, tensorflow as tf
+from tensorflow.python.client import device_lib
+from tensorflow.contrib.opt import AdamWOptimizer
+from tower_train.fronts.tf1.parts import HParams  # tf.contrib.training needs tf-slim
+hparams = HParams(rate=0.1, sizes=[1], name="a", fast=False).parse("rate=0.5,sizes=[2,3],name=b,fast=true")
+logits, targets = np.ones([2, 3, 4], np.float32) * np.arange(4, dtype=np.float32), np.ones([2, 3], int)
+weights = np.float32([[1, 1, 0]] * 2)
+by_example = tf.contrib.seq2seq.sequence_loss(logits, targets, weights, average_across_batch=False)
+variable = tf.get_variable("v", initializer=[2.0, -4.0])
+step = AdamWOptimizer(0.01, learning_rate=hparams.rate).minimize(tf.reduce_sum(variable))
+drop = tf.layers.batch_normalization(tf.ones([2, 3]), training=True)
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    session.run(step)
+    print([hparams.values(), session.run(by_example).tolist(), session.run(variable).tolist(),
+           [each.device_type for each in device_lib.list_local_devices()]])
+"""
+
+
+def run(source, *options, cwd):
+    """Runs a program by the command; returns the values of its printed lines."""
+    (cwd / "old.py").write_text(source)
+    done = jobs.command("tower_train.tf1", *options, "old.py", cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_keras_2_model_trains_in_towers_what_it_trains_alone(tmp_path):
+    alone, towers = map(ast.literal_eval, run(MULTI_GPU_MODEL, cwd=tmp_path))
+    for weights, expected in zip(towers, alone, strict=True):
+        np.testing.assert_allclose(weights, expected, rtol=1e-5)
+
+
+def test_keras_3_takes_the_arguments_methods_and_metrics_of_keras_2(tmp_path):
+    [line] = run(KERAS_3, cwd=tmp_path)
+    weight = 0.0
+    for step in range(3):
+        weight -= 0.1 / (1 + 0.5 * step) * 2 * (weight - 1)
+    names, _, value = line.rpartition(" ")
+    assert ast.literal_eval(names) == ["acc", "loss"]
+    assert float(value) == pytest.approx(weight, rel=1e-5)
+    assert (tmp_path / "last.keras").exists()
+
+
+def test_horovods_keras_trains_in_two_workers_what_numpy_trains(tmp_path):
+    (tmp_path / "old.py").write_text(HOROVOD)
+    command = [sys.executable, jobs.ROOT / "scripts" / "local_cluster.py", "--workers=2", "--", sys.executable]
+    command += ["-m", "tower_train.tf1", "old.py"]
+    done = subprocess.run(command, env=jobs.environment(), cwd=tmp_path, text=True, capture_output=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    lines = re.findall(r"^(\[worker .\]) (\[\[.*)", done.stdout, re.MULTILINE)
+    shown = {name: ast.literal_eval(values) for name, values in lines}
+    data = [(rng.rand(8, 3), rng.rand(8, 1)) for rng in map(np.random.RandomState, range(2))]
+    weights, losses = np.zeros([3, 1]), []
+    for _ in range(2):
+        errors = [x @ weights - y for x, y in data]
+        losses.append(np.mean(np.square(errors)))
+        weights = weights - 0.2 * np.mean([2 / 8 * x.T @ error for (x, _), error in zip(data, errors, strict=True)], 0)
+    for name in ("[worker 0]", "[worker 1]"):
+        np.testing.assert_allclose(shown[name][0], weights.ravel(), rtol=1e-5)
+        np.testing.assert_allclose(shown[name][1], losses, rtol=1e-5)
+
+
+def test_parts_of_contrib(tmp_path):
+    [line] = run(CONTRIB, "--num_gpus=2", cwd=tmp_path)
+    hparams, losses, variable, kinds = ast.literal_eval(line)
+    assert hparams == {"rate": 0.5, "sizes": [2, 3], "name": "b", "fast": True}
+    cross_entropy = np.log(np.exp(np.arange(4)).sum()) - 1
+    np.testing.assert_allclose(losses, [cross_entropy * 2 / 2] * 2, rtol=1e-5)
+    # Decoupled: v * (1 - 0.01), then Adam's first step, of the learning rate's size.
+    np.testing.assert_allclose(variable, np.multiply([2, -4], 0.99) - 0.5, rtol=1e-5)
+    assert kinds == ["CPU", "GPU", "GPU"]
