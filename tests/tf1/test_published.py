@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shutil
 
 import idx_files
 import jobs
@@ -49,6 +50,23 @@ def test_a_loop_over_towers_trains_prints_and_saves(batches):
     saved = tf.train.load_checkpoint(str(batches / "run" / "model.ckpt-21"))
     assert saved.get_tensor("global_step") == 21
     assert "conv1/weights/ExponentialMovingAverage" in saved.get_variable_to_shape_map()
+
+
+def test_the_pages_workload_of_the_loops_own_files_trains_in_two_towers_what_one_trains(batches):
+    page = (jobs.ROOT / "docs" / "migration.md").read_text()
+    (batches / "towers.py").write_text(re.search(r"```python\n(\"\"\"The tutorial's .*?)```", page, re.DOTALL)[1])
+    for name in ("cifar10.py", "cifar10_input.py"):
+        shutil.copy(PROGRAMS / name, batches)
+    shown = []
+    for towers in (2, 1):
+        words = ["--workload=towers", f"--data_dir={batches}", "--max_steps=3", f"--num_gpus={towers}", "--seed=1"]
+        words += [f"--batch_size={8 // towers}", f"--train_dir=run{towers}", "--log_every_steps=1"]
+        done = jobs.command("tower_train", *words, cwd=batches)
+        assert done.returncode == 0, done.stderr
+        shown.append(re.findall(r"step \d, loss = [\d.]+", done.stdout))
+    assert shown[0] == shown[1] and len(shown[0]) == 3
+    weights = [jobs.variables(batches / f"run{towers}")["conv1/weights"] for towers in (1, 2)]
+    np.testing.assert_allclose(*weights, rtol=1e-4, atol=1e-7)  # in float32
 
 
 def test_an_estimator_trains_in_two_towers_what_one_device_trains(tmp_path):

@@ -111,7 +111,8 @@ def homes(of_keras_3: bool) -> dict[str, list[str]]:
 
     of_keras_3: for a program of Keras without sessions, which keeps today's Keras.
     """
-    rows = _rows(_TABLE) | (_rows(_OF_KERAS_3) if of_keras_3 else {})
+    refused = {name: "" for name in _rows(_REPLACED) if re.fullmatch(r"tensorflow\.contrib\.\w+", name)}
+    rows = refused | _rows(_TABLE) | (_rows(_OF_KERAS_3) if of_keras_3 else {})  # they may be imported, but not used
     older = (pair.split(":") for pair in _OLDER.split())
     rows |= {f"tensorflow.{old}": f"tensorflow.compat.v1:{new}" for old, new in older}
     return {name: value.replace("PARTS", "tower_train.fronts.tf1.parts").split() for name, value in rows.items()}
