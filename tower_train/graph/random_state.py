@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -38,6 +38,8 @@ def refuse_stateful(workload: str, stateful: Sequence[StatefulOp]) -> None:
         by_example = "the draws that `augment` is given"
     elif "dropout" in first.name:
         by_example = "tower_train.layers.dropout"
+    elif first.type.endswith("CandidateSampler"):
+        by_example = "a loss over all classes, such as tf.nn.sparse_softmax_cross_entropy_with_logits"
     more = f" and {len(stateful) - 1} more" if len(stateful) > 1 else ""
     raise errors.GraphError(
         f"workload {workload}: {first}{more} would keep a random state of its own, so that results would depend on the "
@@ -88,8 +90,13 @@ def _draws(node) -> bool:
     return not node.attr["deterministic"].b and ("dropout" not in node.attr or node.attr["dropout"].f > 0)
 
 
+def is_of_keras(frames: Iterable) -> bool:
+    """Returns whether a call of Keras is among the frames of a stack."""
+    return any(frame.filename.startswith(_LIBRARIES[1]) for frame in frames)
+
+
 def line_of(op: tf.Operation) -> str:
     """Returns the innermost line that made an operation and is not TensorFlow's or Keras' own."""
-    lines = [(frame.filename, frame.lineno) for frame in op.traceback]
+    lines = [(frame.filename, frame.lineno) for frame in op.traceback if not frame.filename.startswith("<frozen ")]
     outside = [line for line in lines if not line[0].startswith((*_LIBRARIES, _TRAINER))] or lines
     return f"{os.path.basename(outside[-1][0])}:{outside[-1][1]}"

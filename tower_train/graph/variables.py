@@ -6,13 +6,14 @@ have their values.
 
 import contextlib
 import functools
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.graph import collected, getters
+from tower_train.graph import collected, getters, random_state
 from tower_train.graph.devices import HOST
 from tower_train.graph.gradients import GradientsAndVariables
 from tower_train.graph.layout import Tower
@@ -77,8 +78,12 @@ class Variables:
             which = f"the variable {kwargs['name']!r}" if kwargs.get("name") else "a variable without a name"
             raise errors.GraphError(
                 f"tower_{place.index} would create {which}, which tower_0 did not create. "
-                "Create variables with tf.compat.v1.get_variable under names that are the same in every call of "
-                "inference and loss."
+                + (
+                    _OF_KERAS
+                    if random_state.is_of_keras(traceback.extract_stack())
+                    else "Create variables with tf.compat.v1.get_variable under names that are the same in every call "
+                    "of inference and loss."
+                )
             )
         with tf.device(self.device):
             created = create_variable(**(kwargs if self.device == HOST else _initialized_on_host(kwargs)))
@@ -145,9 +150,11 @@ class Variables:
         """Copies all variables that tower 0 asked for."""
         for variable in v1.trainable_variables():
             if variable.op.name not in originals:
+                advice = "Get it there, or use --variable_update=cpu."
                 raise errors.GraphError(
                     f"{variable.op.name} cannot be mirrored: the network did not get it from "
-                    "tf.compat.v1.get_variable. Get it there, or use --variable_update=cpu."
+                    "tf.compat.v1.get_variable. "
+                    + (_OF_KERAS if random_state.is_of_keras(variable.handle.op.traceback) else advice)
                 )
         for name, (original, regularizer) in originals.items():
             with tf.device(self.device):
@@ -165,6 +172,10 @@ class Variables:
                     self.decays += [] if decay is None else [decay]  # None: tf.compat.v1.no_regularizer's
 
 
+_OF_KERAS = (
+    "It is a Keras layer's or metric's. Make layers once, as a model for tower_train.keras_network, and name metrics "
+    "in Workload(metrics=...)."
+)
 _EXPLAINED = {  # {start and end of a message of TensorFlow, around a variable's name: what to do}
     ("Variable ", " already exists"): "exists already: a second layer would share its weights. Give each layer a "
     "variable_scope or a name of its own; or say reuse=True there to share them.",

@@ -8,7 +8,7 @@ import numpy as np
 from tower_train import errors
 from tower_train.proof.rounding import MOST_NOISE, SEEDS, distance, explained, few_roundings, largest
 
-LOSS, _GRADIENT = "the loss", "the gradient of "
+LOSS, GRADIENT = "the loss", "the gradient of "
 STEPS, EACH = 2, 4  # of a comparison of Keras models and Estimators; examples of a tower
 _NEGLIGIBLE = 1e-3  # a variable counts as at least this share of the largest weight
 
@@ -61,7 +61,7 @@ def gaps_after(step: int, one: Values, other: Values, weights: Collection[str]) 
     weight = max((largest(one.variables[name]) for name in weights), default=0.0)
     kinds = [
         ("", one.losses, other.losses, 0.0, 0.0),
-        (_GRADIENT, one.gradients, other.gradients, gradient, gradient),
+        (GRADIENT, one.gradients, other.gradients, gradient, gradient),
         ("", one.variables, other.variables, _NEGLIGIBLE * weight, weight),
     ]
     return [
@@ -77,7 +77,7 @@ def earliest(gaps: Sequence[Gap], weights: Collection[str] = ()) -> list[Gap]:
     first = min((gap.step for gap in gaps), default=0)
 
     def order(gap: Gap) -> tuple:
-        return not gap.name.startswith(_GRADIENT), gap.name not in weights, -gap.relative
+        return not gap.name.startswith(GRADIENT), gap.name not in weights, -gap.relative
 
     return sorted((gap for gap in gaps if gap.step == first), key=order)
 

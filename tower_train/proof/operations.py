@@ -185,11 +185,14 @@ class _Relations:
             return _named(assigns[0], "state")
         is_reduced = False
         while reduced := [t.op for t in op.inputs if self._of.get(t.name) in (_SHARE, MEAN, SUM) and _is_forward(op)]:
-            op, is_reduced = reduced[0], True
+            op, is_reduced = min(reduced, key=_is_size), True  # rather what is computed than the size itself
         if values := [tensor.op for tensor in op.inputs if tensor.op in self._assigned]:
             return _assigned(self._assigned[values[0]], values[0])
-        is_size = all(each.type == "Const" for each in ancestors([op]) if not each.inputs)
-        return _named(op, ("size" if is_size else "reduction") if is_reduced else _kind(op))
+        return _named(op, ("size" if _is_size(op) else "reduction") if is_reduced else _kind(op))
+
+
+def _is_size(op: tf.Operation) -> bool:
+    return all(each.type == "Const" for each in ancestors([op]) if not each.inputs)
 
 
 def _is_forward(op: tf.Operation) -> bool:
@@ -213,8 +216,9 @@ _CAUSES: Mapping[str, str] = {
     "random_normal, which draw by example",
     "stateless": "it draws numbers for the rows of a batch, and a tower's batch has others of them. Use "
     "tower_train.layers.random_uniform or random_normal, which draw by example",
-    "python": "a Python function gives each tower other values, by random numbers or a state of its own. Compute them "
-    "from the features alone, or in the workload's augment, by its draws",
+    "python": "a Python function gives each tower other values: by what it computes over the examples of a batch, of "
+    "which a tower has its own only, by random numbers, or by a state of its own. Compute them from each example "
+    "alone, or in the workload's augment, by its draws",
     "constant": "Python computes this constant anew for each tower (numpy.random?). Compute it once, with a "
     "seed, outside of inference and loss, or draw it by tower_train.layers.random_uniform",
     "state": "each tower changes a variable in a way that is no plain assign, assign_add or assign_sub. Only these are "

@@ -19,9 +19,10 @@ from tower_train import errors, host
 from tower_train.config import Config
 from tower_train.console import ProgressBar, say
 from tower_train.examples import Examples
+from tower_train.graph.random_state import line_of
 from tower_train.graph.record import TrainingGraph
 from tower_train.proof import operations
-from tower_train.proof.comparison import EACH, LOSS, Gap, beyond, compare, earliest, gaps
+from tower_train.proof.comparison import EACH, GRADIENT, LOSS, Gap, beyond, compare, earliest, gaps
 from tower_train.proof.rounding import epsilon, least_exact
 from tower_train.proof.trial import Trial
 from tower_train.workload import Workload
@@ -304,11 +305,14 @@ def _towers_differ(one: Trial, many: Trial, excess: Sequence[Gap], rounding: flo
     culprit = next(filter(None, (operations.assigning(one, gap.name) for gap in excess)), None)
     if not culprit or any(gap.name == LOSS for gap in excess):
         culprit = operations.first_difference(one, many, excess[0].step, rounding**0.6) or culprit
-    where = (
-        f"It begins at {culprit}."
-        if culprit
-        else ("No operation of the network differs: it is in what is done to its gradients or variables.")
-    )
+    where = f"It begins at {culprit}."
+    if not culprit:
+        changed = excess[0].name.removeprefix(GRADIENT)
+        [line] = [f" ({line_of(v.op)})" for v in one.built.saved.variables if v.op.name == changed][:1] or [""]
+        where = (
+            f"No operation of the network differs: it is in what is done after it, to {excess[0].name}{line}, such as "
+            "a custom gradient, an update of more than its means, or an assignment outside of inference and loss."
+        )
     return f"{many.towers} towers differ from 1 on this network: {_by_how_much(excess)}.\n{where}"
 
 
