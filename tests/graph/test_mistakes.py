@@ -91,10 +91,10 @@ NETWORKS = {  # {what: (network, options, words of the GraphError)}
     ),
     "tf.Variable without a name": (lambda x: x @ tf.Variable(tf.ones([4, 3])), TWO, "create a variable without a name"),
     "a Keras layer, of every tower": (
-        lambda x: keras.layers.Dense(4)(x), TWO, "would create the variable 'kernel'.* Keras layer's.* keras_network",
+        lambda x: keras.layers.Dense(4)(x), TWO, "would create the variable 'kernel'.* Keras layer's.*keras_network",
     ),
     "a Keras layer, mirrored": (
-        lambda x: keras.layers.Dense(4)(x), MIRRORED, "kernel cannot be mirrored: .* Keras layer's.* keras_network",
+        lambda x: keras.layers.Dense(4)(x), MIRRORED, "kernel cannot be mirrored: .* Keras layer's.*keras_network",
     ),
     "tf.Variable, mirrored": (got_elsewhere, MIRRORED, "scale cannot be mirrored: .* --variable_update=cpu"),
     "other statistics": (noted_again, TWO, "alike: b/moving_mean, b/moving_variance, a/moving_mean, a/mov"),
