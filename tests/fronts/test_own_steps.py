@@ -248,7 +248,7 @@ def test_draws_of_tensorflow_are_by_example_and_the_check_finds_others():
     for draw, data, found in (
         (tf.random.normal, (features,), "equal one device"),
         (tf.random.normal, (features, None), "equal one device"),
-        (lambda shape: tf.random.gamma(shape, 1.0), (features,), "draws"),
+        (lambda shape: tf.random.gamma(shape, 1.0), (features,), "random numbers by tower"),
     ):
         keras.utils.set_random_seed(1)
         try:
