@@ -10,7 +10,7 @@ from tower_train import config
 from tower_train.bench import sides as benchmark
 from tower_train.config import Config, EvaluateOptions, ExportOptions, PredictOptions
 from tower_train.errors import ConfigError
-from tower_train.options import Options, as_text, kind_of, parse
+from tower_train.options import Options, as_text, option_type, parse
 from tower_train.workloads import image_folder, template
 
 TWO_HOSTS = dict(worker_hosts="a:1,b:2", task_index=0)
@@ -121,7 +121,7 @@ def test_every_option_is_described_and_its_default_is_allowed():
     for owner, field in every_option():
         assert field.metadata["help"] and field.metadata["group"], field.name
         assert field.metadata["resume"] in ("same", "note", "free"), field.name
-        assert kind_of(field) in (bool, int, float, str, tuple), field.name
+        assert option_type(field) in (bool, int, float, str, tuple), field.name
         if field.default is not None:
             assert parse(field, as_text(field.default)) == field.default
         names = {other.name for other in dataclasses.fields(owner)}

@@ -70,8 +70,8 @@ def range_test(workload, config: Config, steps: int = _STEPS) -> tuple[list[floa
     notice = [f"*** {examples.notice}"] if examples.notice else []
     console.say(f"data:     {examples.name}", *notice, *notes, *built.notes)
     with (
-        shortages.named(config.tower_batch, config.accumulate_steps),
-        step_failures.named(examples.name, workload.name),
+        shortages.explained(config.tower_batch, config.accumulate_steps),
+        step_failures.explained(examples.name, workload.name),
         session.opened(built) as opened,
         messages.progress_bar(0, steps) as bar,
     ):

@@ -95,7 +95,7 @@ def test_of_a_gpu_the_kernels_count_and_not_their_launches_nor_waiting_for_anoth
             f"{gpu}/stream:14": [(kernel, "", 120, 400)],
         }
     )
-    (found,) = breakdown.operations_of(traced)
+    (found,) = breakdown.traced_operations(traced)
     assert found.part == "tower_0" and found.end - found.start == pytest.approx(280e-6)
 
 

@@ -220,7 +220,7 @@ def test_a_file_that_changes_during_a_run_is_named(root):
     path = root / "train" / "cat" / "patient 0-0.png"
     contents = path.read_bytes()
     path.write_bytes(contents[:100] + bytes([contents[100] ^ 255]) + contents[101:])
-    with pytest.raises(errors.DataError) as raised, step_failures.named("mine", "workload"):
+    with pytest.raises(errors.DataError) as raised, step_failures.explained("mine", "workload"):
         fetch(examples)
     assert str(raised.value) == f"mine: the input failed: {path} is not what it was when the run began."
 

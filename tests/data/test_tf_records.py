@@ -137,6 +137,6 @@ def test_a_file_that_changes_during_a_run_is_named_in_one_line(change, words, fo
     examples = tf_records.examples("records", folder / "train-*.tfrecord", parse)
     change(path)
     with pytest.raises(errors.DataError, match=f"^records: the input failed: {path}: .*{words}") as error:
-        with step_failures.named("records", "toy"):
+        with step_failures.explained("records", "toy"):
             values.fetched(examples, range(96))
     assert "\n" not in str(error.value)

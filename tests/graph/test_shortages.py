@@ -19,7 +19,11 @@ NCCL = "NCCL: {}. Set NCCL_DEBUG=WARN for detail.\n\t [[{{{{node all_reduce/Coll
 
 
 def fail(error, *args):
-    with pytest.raises(errors.RunError) as raised, shortages.named(*args), step_failures.named("mine", "workload"):
+    with (
+        pytest.raises(errors.RunError) as raised,
+        shortages.explained(*args),
+        step_failures.explained("mine", "workload"),
+    ):
         raise error
     assert "\n" not in str(raised.value) and raised.value.exit_status == 2
     return str(raised.value)

@@ -210,7 +210,7 @@ def test_images_are_the_same_to_the_bit_wherever_they_are_augmented(model, as_gp
     seen = []
     for there in (False, True):
         with tf.Graph().as_default(), tf.compat.v1.Session(config=TWO_CPUS) as session:
-            crossing = transfer.Transfer(augments_there=there)
+            crossing = transfer.Transfer(augments_on_devices=there)
             first = tf.constant(190, tf.int64)  # an epoch is 200
             source = stream.training_stream(workload, examples, 5, first, Layout(16, CPUS), crossing)
             session.run(source.initializer)

@@ -117,7 +117,7 @@ def table(breakdowns: Sequence[Breakdown]) -> list[str]:
     )
     body.append(["cores busy meanwhile", *(f"{one.busy:.0%} of {one.cores}" for one in breakdowns)])
     body.append(["cores busy with this", *(f"{one.busy_here:.0%} of {one.cores}" for one in breakdowns)])
-    return report.markdown(["name scope", *(sides.count_of(one.towers, "tower") for one in breakdowns)], body)
+    return report.markdown(["name scope", *(sides.counted(one.towers, "tower") for one in breakdowns)], body)
 
 
 def sentence(fewest: Breakdown, most: Breakdown) -> str:

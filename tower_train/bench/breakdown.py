@@ -83,11 +83,11 @@ def measure(options: BenchmarkOptions, towers: int) -> tuple[Breakdown, v1.RunMe
         step_secs, here, all_cores = _timed(session.make_callable(fetches), options.seconds_each)
         busy_here = here / (host.cores() * step_secs)
         traces = [_traced(session, fetches) for _ in range(1 + _TRACED_STEPS)][1:]  # the first also sets tracing up
-        inputs = inputs_of(built.graph)
+        inputs = input_tensors(built.graph)
         in_place, _ = session.run((inputs, fetches))
         fed = functools.partial(session.make_callable(fetches, inputs), *in_place)
         in_place_secs, *_ = _timed(fed, options.seconds_each)
-    steps = [operations_of(trace) for trace in traces]
+    steps = [traced_operations(trace) for trace in traces]
     each = [attribution.seconds_by_part(operations) for operations in steps]
     breakdown = Breakdown(
         towers=towers,
@@ -133,7 +133,7 @@ def _traced(session: v1.Session, fetches) -> v1.RunMetadata:
     return metadata
 
 
-def operations_of(trace: v1.RunMetadata) -> list[Operation]:
+def traced_operations(trace: v1.RunMetadata) -> list[Operation]:
     """Returns the operations of a traced step.
 
     A GPU's kernels are in a device '.../GPU:0/stream:all', named 'operation:type'; those in '.../GPU:0' only launch
@@ -154,7 +154,7 @@ def operations_of(trace: v1.RunMetadata) -> list[Operation]:
     return operations
 
 
-def inputs_of(graph: tf.Graph) -> list[tf.Tensor]:
+def input_tensors(graph: tf.Graph) -> list[tf.Tensor]:
     """Returns the tensors that bring a step its examples, or those of the next step; it waits for none that is fed."""
     operations = graph.get_operations()
     ahead = [tensor for op in operations if op.name.endswith(transfer.NEXT) for tensor in op.outputs]

@@ -21,7 +21,7 @@ def run(options: BenchmarkOptions) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="tower_train-") as scratch:
         places = (pathlib.Path(scratch, str(number)) for number in itertools.count())
         for title, chosen in sides.parts(options, about, rivals).items():
-            console.notice(f"{title}: {sides.count_of(len(chosen), 'side')}")
+            console.notice(f"{title}: {sides.counted(len(chosen), 'side')}")
             measured = measure.in_rounds(
                 chosen,
                 lambda side: measure.Worker(side, options, next(places)),
@@ -30,7 +30,7 @@ def run(options: BenchmarkOptions) -> list[str]:
                 options.start_together,
             )
             parts[title] = results.compare(measured, bool(about["gpus"]))
-    rounds = sides.count_of(options.num_rounds, "round")
+    rounds = sides.counted(options.num_rounds, "round")
     what = f"{options.batch_size} examples a step, {rounds} of {options.seconds_each:g} s"
     content = {
         "options": dataclasses.asdict(options),

@@ -156,7 +156,7 @@ def _all(options: BenchmarkOptions, about: dict, rivals: Sequence[Side]) -> list
     dtypes = (*_DTYPES, _ON_REQUEST) if _ON_REQUEST in (options.systems or "") else _DTYPES
     for dtype in dtypes:
         for towers in options.tower_counts:
-            name, fewest = f"{count_of(towers, 'tower')}/{dtype}", towers == options.tower_counts[0]
+            name, fewest = f"{counted(towers, 'tower')}/{dtype}", towers == options.tower_counts[0]
             sides.append(_trainer(options, name, towers, dtype, is_quick=dtype == "float32" or fewest))
             if about["gpus"]:
                 sides.append(_trainer(options, f"{name}/not compiled", towers, dtype, jit_compile="never"))
@@ -171,7 +171,7 @@ def _sweep(options: BenchmarkOptions) -> dict[str, list[Side]]:
     return {
         "Batch size, 1 tower": [_trainer(options, f"batch {size}", batch_size=size) for size in _SWEEP_BATCH_SIZES],
         f"Towers, {options.batch_size} examples a step": [
-            _trainer(options, count_of(towers, "tower"), towers) for towers in options.tower_counts
+            _trainer(options, counted(towers, "tower"), towers) for towers in options.tower_counts
         ],
     }
 
@@ -192,5 +192,5 @@ def _trainer(
     return Side(f"tower_train/{name}", "tower_train.bench.trainer:train", arguments, towers, dtype, label=label, **more)
 
 
-def count_of(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"

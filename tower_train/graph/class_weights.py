@@ -12,7 +12,7 @@ BALANCED = "balanced"
 _MOST_NAMES = 10  # in a line
 
 
-def read(text: str | None, examples: Examples) -> np.ndarray | None:
+def parse(text: str | None, examples: Examples) -> np.ndarray | None:
     """Returns the weights of classes, float64 [classes], that --class_weight gives; None without it.
 
     `balanced` is n / (k * count) for n examples of k classes, as scikit-learn's compute_class_weight (after King and
@@ -64,7 +64,7 @@ def read(text: str | None, examples: Examples) -> np.ndarray | None:
     return weights
 
 
-def lines(weights: np.ndarray | None, examples: Examples) -> list[str]:
+def notes(weights: np.ndarray | None, examples: Examples) -> list[str]:
     """Returns a line that tells the weights of classes; none without them."""
     if weights is None:
         return []

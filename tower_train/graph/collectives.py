@@ -33,7 +33,7 @@ _SENT_AS = {
 _SUMMED_AS = {tf.float16: tf.float32, tf.bfloat16: tf.float32}  # and rounded once
 
 
-def key_of(name: str) -> int:
+def collective_key(name: str) -> int:
     """Returns the key of a group, or of an operation."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little") & _LARGEST_KEY
 
@@ -53,7 +53,7 @@ class Keys:
         while outer := getattr(graph, "outer_graph", None):
             graph = outer
         if not hasattr(graph, _ATTRIBUTE):
-            setattr(graph, _ATTRIBUTE, cls())
+            setattr(graph, _ATTRIBUTE, cls())  # kept by the graph, so that they end with it
         return getattr(graph, _ATTRIBUTE)
 
     def count(self, name: str) -> int:
@@ -63,7 +63,7 @@ class Keys:
 
     def take(self, name: str) -> int:
         """Returns the key of an operation, which depends on its name and the number of earlier ones of that name."""
-        return (key_of(name) + self.count(name)) & _LARGEST_KEY
+        return (collective_key(name) + self.count(name)) & _LARGEST_KEY  # uses of a name get neighbouring keys
 
     def compared(self, compare: Callable[[Mapping[str, str]], None]) -> tf.Tensor:
         """Returns a tensor that is computed once compare(meaning) has returned, whenever there is more to compare."""
@@ -86,7 +86,7 @@ def described(dtype: tf.DType, shape: tf.TensorShape) -> str:
 
 def mean_over_towers(value: tf.Tensor, num_towers: int, place: str) -> tf.Tensor:
     """Returns the mean over the towers of all workers of the values at one place of the network; each calls it once."""
-    return _reduce(value, _TOWERS, num_towers, key_of(place), hint="auto")
+    return _reduce(value, _TOWERS, num_towers, collective_key(place), hint="auto")
 
 
 def gather_over_towers(value: tf.Tensor, num_towers: int, place: str) -> tf.Tensor:
@@ -94,8 +94,8 @@ def gather_over_towers(value: tf.Tensor, num_towers: int, place: str) -> tf.Tens
     return tf.raw_ops.CollectiveGather(
         input=value[tf.newaxis],
         group_size=num_towers,
-        group_key=key_of(_TOWERS),
-        instance_key=key_of(place),
+        group_key=collective_key(_TOWERS),
+        instance_key=collective_key(place),
         shape=[num_towers, *value.shape],
     )
 
@@ -129,14 +129,14 @@ def gather(rows: Sequence[tf.Tensor], size: int, name: str) -> tuple[list[tf.Ten
         return tf.raw_ops.CollectiveGather(
             input=values,
             group_size=size,
-            group_key=key_of(_HOSTS),
+            group_key=collective_key(_HOSTS),
             instance_key=_take(name),
             shape=[None, *values.shape[1:]],
         )
 
     with tf.device(HOST), v1.name_scope("gather"):
         count = tf.shape(rows[0])[0]
-        counts = gathered(count[tf.newaxis])
+        counts = gathered(count[tf.newaxis])  # all rows must be padded to one number, which none knows before
         most = tf.reduce_max(counts)
         is_row = tf.reshape(tf.sequence_mask(counts, most), [-1])
         wholes = []
@@ -153,7 +153,7 @@ def broadcast(value: tf.Tensor | None, dtype: tf.DType, shape: tf.TensorShape, s
     sent = _sent(dtype)
     if not shape.is_fully_defined():
         raise errors.GraphError(f"Only what has a known shape can be broadcast; this one is {shape}.")
-    about = dict(group_size=size, group_key=key_of(_HOSTS), instance_key=_take(name), shape=shape)
+    about = dict(group_size=size, group_key=collective_key(_HOSTS), instance_key=_take(name), shape=shape)
     with tf.device(HOST):
         if value is not None:
             return tf.cast(tf.raw_ops.CollectiveBcastSend(input=tf.cast(value, sent), **about), dtype)
@@ -351,7 +351,7 @@ def _reduce(value: tf.Tensor, group: str, size: int, key: int, final: str = "Div
     return tf.raw_ops.CollectiveReduce(
         input=value,
         group_size=size,
-        group_key=key_of(group),
+        group_key=collective_key(group),
         instance_key=key,
         merge_op="Add",
         final_op=final,

@@ -30,7 +30,7 @@ class Statistic(NamedTuple):
     @property
     def is_mean(self) -> bool:
         """False for integers, such as counters, which are the same in all towers."""
-        return self.value.dtype.is_floating
+        return self.value.dtype.is_floating  # their mean would be no integer
 
 
 class ParamGroup(NamedTuple):
@@ -93,18 +93,19 @@ class Context:
         return entered(tower)
 
 
+# not a global: towers of the fronts are built in threads, each with its own
 _CURRENT: contextvars.ContextVar[Context | None] = contextvars.ContextVar("tower_train_context", default=None)
 
 
 def current() -> Context:
     """Returns the context of the tower that is being built; an empty one outside of towers."""
-    return _CURRENT.get() or Context()
+    return _CURRENT.get() or Context()  # so that layers also work without any tower, as in a notebook
 
 
 @contextlib.contextmanager
 def entered(context: Context) -> Iterator[Context]:
     """Makes this the current context within the block."""
-    token = _CURRENT.set(context)
+    token = _CURRENT.set(context)  # blocks may be nested, as layers.frozen in a tower
     try:
         yield context
     finally:

@@ -73,7 +73,7 @@ def place(options: DeviceOptions, gpus_here: list[str | Gpu] | None = None, loca
         if looks:
             if not asks_for_cpu:
                 _check_driver()
-            _show([])
+            _hide_others([])
         return _on_cpu(options)
     wanted = options.gpus or _share(options.num_towers, len(gpus_here), *local)
     if not set(wanted) <= set(range(len(gpus_here))):
@@ -82,9 +82,10 @@ def place(options: DeviceOptions, gpus_here: list[str | Gpu] | None = None, loca
         raise errors.ConfigError(
             f"{asked}: this machine's GPUs are: {there}. Ask for those, or use --device=cpu for towers on the CPU."
         )
+    # TensorFlow numbers visible GPUs anew, in the machine's order
     chosen, seen, proto = tuple(gpus_here[i] for i in wanted), sorted(wanted), _session_config(options)
     if looks:
-        seen = _seen(wanted)
+        seen = _show_only(wanted)
         use_gpus_alike(proto)
     return Devices(
         tuple(f"/gpu:{seen.index(i)}" for i in wanted),
@@ -167,11 +168,11 @@ def _session_config(options: DeviceOptions) -> tf.compat.v1.ConfigProto:
     return proto
 
 
-def _seen(wanted: tuple[int, ...]) -> list[int]:
+def _show_only(wanted: tuple[int, ...]) -> list[int]:
     """Returns the GPUs that this process sees, by number: the wanted ones only, if it is not too late. Raises
     ConfigError if TensorFlow has used its devices already, and does not see a wanted one."""
     here = _gpus_here()
-    _show(list(dict.fromkeys(here[i] for i in sorted(wanted))))
+    _hide_others(list(dict.fromkeys(here[i] for i in sorted(wanted))))
     visible = tf.config.get_visible_devices("GPU")
     seen = [i for i, gpu in enumerate(here) if gpu in visible]
     if hidden := [i for i in wanted if i not in seen]:
@@ -182,7 +183,7 @@ def _seen(wanted: tuple[int, ...]) -> list[int]:
     return seen
 
 
-def _show(visible: list[tf.config.PhysicalDevice]) -> None:
+def _hide_others(visible: list[tf.config.PhysicalDevice]) -> None:
     """Hides all other GPUs from this process, and lets memory grow; nothing once TensorFlow has used a device."""
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices(visible, "GPU")

@@ -18,7 +18,7 @@ _ROUNDS = 8  # of the shuffling cipher; the default of 4 leaves many neighbours 
 OUTPUTS = 4  # 32-bit numbers that one step of Philox's counter gives (Salmon et al. 2011, "Philox4x32")
 
 
-def key_of(text: str) -> int:
+def random_key(text: str) -> int:
     """Returns the 64-bit key of a name: 0 <= key < 2**64."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
@@ -31,7 +31,7 @@ def philox(name: str, counter: tf.Tensor) -> dict:
       counter: int64 scalar, in steps of OUTPUTS numbers of 32 bits.
     """
     return {
-        "key": tf.constant([key_of(name)], tf.uint64),
+        "key": tf.constant([random_key(name)], tf.uint64),
         "counter": tf.cast(tf.stack([counter, 0]), tf.uint64),
         "alg": _PHILOX,
     }
@@ -145,7 +145,7 @@ class Draws:
             )
         with self._aside():
             counters = self.indices[:, tf.newaxis] * count + tf.range(count, dtype=tf.int64)
-            return split_mix(key_of(f"{self._seed} example {name}"), counters)
+            return split_mix(random_key(f"{self._seed} example {name}"), counters)
 
     def close(self) -> None:
         """Ends the forward pass: further draws of layers are errors."""

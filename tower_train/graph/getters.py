@@ -39,6 +39,7 @@ def seeded(seed: int):
             initializer = initializer()
         of_keras = getattr(initializer, "_init_seed", 0) is None
         if of_keras or getattr(initializer, "seed", 0) is None:
+            # by name, so that a new layer does not change the others' weights
             digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
             number = int.from_bytes(digest[:4], "little") & 0x7FFFFFFF
             if of_keras or hasattr(initializer, "_random_generator"):  # they have made numbers of a seed already

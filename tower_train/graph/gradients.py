@@ -96,7 +96,7 @@ def sum_rows(gradient: Gradient) -> Gradient:
     """Sums the rows of a sparse gradient that have one index, as the norm is that of the sums."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
-    indices, places = tf.unique(gradient.indices)
+    indices, places = tf.unique(gradient.indices)  # a row may come several times, from several towers or examples
     sums = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(indices))
     return tf.IndexedSlices(sums, indices, gradient.dense_shape)
 
@@ -158,7 +158,8 @@ def _mean(grads: list[Gradient], name: str) -> Gradient:
     if len(grads) == 1:
         return grads[0]
     if all(sparse):
+        # stays sparse: a dense mean of an embedding would be as large as it
         values = tf.concat([grad.values for grad in grads], axis=0)
         indices = tf.concat([grad.indices for grad in grads], axis=0)
         return tf.IndexedSlices(values / len(grads), indices, grads[0].dense_shape)
-    return tf.add_n(grads) / len(grads)
+    return tf.add_n(grads) / len(grads)  # a sum and one division: exact for 2, 4, 8 towers

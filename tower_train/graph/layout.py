@@ -48,6 +48,7 @@ class Layout:
     @property
     def worker_batch(self) -> int:
         """Examples of a step in this worker."""
+        # towers have equal batches, so that their plain mean is the mean over examples
         return self.tower_batch * self.num_towers
 
     @property
@@ -65,13 +66,14 @@ class Layout:
         """This worker's weight in means over workers, 1 on average; None if all weigh the same."""
         if len(set(self.batches_per_device)) == 1:
             return None
+        # so that each batch counts alike, not each worker
         return self.batches_per_device[self.worker] * self.num_workers / sum(self.batches_per_device)
 
     @property
     def towers(self) -> tuple[Tower, ...]:
         """This worker's towers, turn by turn: the examples of a turn, over which batches are normalised, are
         consecutive, as on one device with as many turns."""
-        mirrored = len(self.replicas) > 1
+        mirrored = len(self.replicas) > 1  # one copy serves all towers, or each device has its own
         return tuple(
             Tower(turn * len(self.devices) + device, name, replica=device if mirrored else 0, turn=turn)
             for turn in range(self.batches_per_device[self.worker])
@@ -92,7 +94,9 @@ def lay_out(
         are there, so that each is normalised and takes memory as always; None for as many as there are.
       mirrored: whether each device has a copy of the variables; else the host has the only one.
     """
+    # the same whoever is there, so that the training does not depend on it
     batches = accumulate_steps * (most_workers or devices.num_workers)
+    # towers on the CPU share its memory; GPUs would fetch all weights each step
     replicas = devices.towers if mirrored else (HOST,)
     return Layout(tower_batch, devices.towers, replicas, share_out(batches, devices.num_workers), devices.worker)
 
@@ -103,5 +107,5 @@ def share_out(batches: int, num_workers: int) -> tuple[int, ...]:
     >>> share_out(8, 3)
     (2, 3, 3)
     """
-    each, left_over = divmod(batches, num_workers)
+    each, left_over = divmod(batches, num_workers)  # whole batches: a divided one would be normalised otherwise
     return tuple(each + (worker >= num_workers - left_over) for worker in range(num_workers))

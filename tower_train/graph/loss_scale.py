@@ -40,6 +40,7 @@ class LossScale:
         """Returns the gradients of a loss, which `compute` takes of the scaled one."""
         if self._now is None:
             return compute(loss)
+        # before the network, as gradients underflow on their way
         scaled = compute(loss * tf.cast(self._now, loss.dtype))
         return [(_divided(gradient, self._now), variable) for gradient, variable in scaled]
 
@@ -48,7 +49,7 @@ class LossScale:
         if self._now is None:
             return []
         steps = self._steps.read_value()
-        is_due = tf.equal(steps + 1, STEPS_TO_DOUBLE)
+        is_due = tf.equal(steps + 1, STEPS_TO_DOUBLE)  # growing tries whether a larger scale holds by now
         more = tf.where(is_due, tf.minimum(self._now, MOST - self._now), 0.0)
         return [(self._scale, more), (self._steps, tf.where(is_due, -steps, 1))]
 

@@ -95,9 +95,9 @@ def orthogonal(matrix: tf.Tensor, iterations: int) -> tf.Tensor:
       The same shape and dtype; zeros for zeros.
     """
     a, b, c = _COEFFICIENTS
-    is_tall = matrix.shape[0] > matrix.shape[1]
+    is_tall = matrix.shape[0] > matrix.shape[1]  # the product is then of the smaller side
     x = tf.transpose(matrix) if is_tall else matrix
-    x /= tf.norm(x) + 1e-7
+    x /= tf.norm(x) + 1e-7  # then all singular values are at most 1, where the iteration converges
     for _ in range(iterations):
         squared = tf.matmul(x, x, transpose_b=True)
         x = a * x + tf.matmul(b * squared + c * tf.matmul(squared, squared), x)

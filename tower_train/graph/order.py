@@ -56,7 +56,9 @@ class AllExamples:
         return None
 
 
-def order_of(keep_hardest: str | None, workload: Workload, examples: Examples, seed: int, batch: int) -> AllExamples:
+def choose_order(
+    keep_hardest: str | None, workload: Workload, examples: Examples, seed: int, batch: int
+) -> AllExamples:
     """Returns the order of a training.
 
     Args:

@@ -117,6 +117,6 @@ def notes(plan: StepPlan, stream: Stream, logits: Tensors, tower: BuiltTower) ->
     return (
         *stream.notes,
         *normalization.notes(tower.context),
-        *class_weights.lines(plan.class_weights, plan.examples),
+        *class_weights.notes(plan.class_weights, plan.examples),
         *activation_notes(plan.workload, logits),
     )

@@ -56,6 +56,7 @@ class SavedVariables:
     @property
     def num_parameters(self) -> int:
         """The number of trained weights."""
+        # of one copy, so that the number does not tell how many there are
         return sum(math.prod(variable.shape) for variable in self.variables if variable.trainable)
 
 

@@ -74,7 +74,7 @@ class Replica:
         before = self.towers[-sum(not tower.context.turn for tower in self.towers)]  # as many devices as first turns
 
         def delayed(tensor):
-            with tf.device(tensor.device):
+            with tf.device(tensor.device):  # else the copy would be on the host, and cross again
                 return tf.identity(tensor)
 
         with tf.control_dependencies(before.last):
@@ -89,12 +89,14 @@ class Replica:
     def average_gradients(self) -> GradientsAndVariables:
         """Returns the mean gradients over its towers, each with the original variable."""
         with self.here():
+            # on the device first, so that it sends one gradient a variable, however many batches it takes
             return gradients.average_gradients([tower.gradients for tower in self.towers])
 
     def average_values(self, others: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns small values that travel together: the mean loss over its towers, `others`, the mean statistics."""
         with self.here(), v1.name_scope("average_values"):
             values_of_towers = [
+                # in one order in all towers, which _check_alike has made sure of
                 [tower.loss, *others, *(each.value for each in tower.context.statistics if each.is_mean)]
                 for tower in self.towers
             ]
@@ -108,6 +110,7 @@ class Replica:
     def _means_of_calls(self, means: Sequence[tf.Tensor]) -> list[Statistic]:
         """Returns one statistic per moving variable, the mean over the calls of its layer, with these means over
         towers as the values."""
+        # a layer that is called twice, as on two views, moves its statistics once
         remaining, by_variable = iter(means), {}
         for each in self.towers[0].context.statistics:
             each = each._replace(value=next(remaining)) if each.is_mean else each
@@ -121,6 +124,7 @@ class Replica:
 
     def finish_gradients(self, clip_gradients: float) -> None:
         """Adds the weight decay to the mean gradients, once a variable, and clips them, 0 for no limit."""
+        # by `is`, as == between tensors makes an operation
         decays = [decay for decay in self.variables.decays if not any(decay is each for each in self._contained)]
         with self.here():
             self.weight_decay, decayed = gradients.add_weight_decay(self.mean_grads, decays)
@@ -129,7 +133,7 @@ class Replica:
 
 def make_replicas(devices: Sequence[str], is_compiled: bool) -> list[Replica]:
     """Makes a replica on each device, whose operations are for XLA if it is compiled."""
-    originals = Variables(devices[0])
+    originals = Variables(devices[0])  # with the names of checkpoints, which tell of no copy
     copies = [Variables(device, i, originals) for i, device in enumerate(devices[1:], 1)]
     return [Replica(variables, is_compiled) for variables in (originals, *copies)]
 
@@ -145,11 +149,11 @@ def average(replicas: Sequence[Replica], all_reduce: AllReduce, clip_gradients: 
     Raises:
       GraphError: there are no gradients, or towers have different variables, gradients or statistics.
     """
-    if not gradients.with_gradients([tower.gradients for tower in towers_of(replicas)])[0]:
+    if not gradients.with_gradients([tower.gradients for tower in built_towers(replicas)])[0]:
         raise errors.GraphError(
             "The network trains nothing: its loss depends on no variable. Get some with tf.compat.v1.get_variable."
         )
-    _check_alike(replicas)
+    _check_alike(replicas)  # else means by place would mix up layers
     votes, ask_to_stop = _stop_request(replicas[0].towers[0].loss.dtype) if all_reduce.num_workers > 1 else ([], None)
     local = [replica.average_gradients() for replica in replicas]
     means = all_reduce.mean([[grad for grad, _ in grads] for grads in local])
@@ -175,14 +179,16 @@ def _stop_request(dtype: tf.DType) -> tuple[list[tf.Tensor], tf.Operation]:
     return [asked.read_value()], asked.assign(1, read_value=False)
 
 
-def towers_of(replicas: Sequence[Replica]) -> list[BuiltTower]:
+def built_towers(replicas: Sequence[Replica]) -> list[BuiltTower]:
     """Returns the towers of all replicas, in the order of their batches."""
+    # replicas take turns, so their towers are not consecutive
     return sorted((tower for replica in replicas for tower in replica.towers), key=lambda tower: tower.context.tower)
 
 
 def fingerprints(replicas: Sequence[Replica], all_reduce: AllReduce) -> tf.Tensor:
     """Returns int64 [replicas of all workers, variables], fingerprints (FarmHash) of the bytes of `copied`."""
     with v1.name_scope("mirrors"):
+        # hashes of bytes, as comparing the copies themselves would send all weights
         method, as_row = tf.constant("farmhash64"), tf.constant([1, -1])
 
         def fingerprint(variable):

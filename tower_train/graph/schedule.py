@@ -24,7 +24,7 @@ def learning_rate(config: Config, num_examples: int, examples_seen: tf.Tensor) -
     Returns:
       float64 scalar.
     """
-    scale = _scale(config)
+    scale = _scale(config)  # of the global batch, so that it does not depend on how towers divide it
     with tf.name_scope("learning_rate"):
         rate = config.learning_rate * _decay(config, num_examples, examples_seen)
         if not config.warmup_epochs:

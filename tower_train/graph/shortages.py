@@ -17,7 +17,7 @@ _NCCL_ADVICE = {  # {part of its message: what to try}
 
 
 @contextlib.contextmanager
-def named(batch_size: int, accumulate_steps: int | None = None) -> Iterator[None]:
+def explained(batch_size: int, accumulate_steps: int | None = None) -> Iterator[None]:
     """Converts the failure of an allocation, or of NCCL between devices, into one line.
 
     Args:

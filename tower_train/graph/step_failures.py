@@ -13,7 +13,7 @@ _LABELS = re.compile(r"Received a label value of |indices\[.* is not in \[0")
 
 
 @contextlib.contextmanager
-def named(
+def explained(
     name: str,
     workload: str,
     may_end: bool = False,

@@ -57,7 +57,7 @@ def plan_step(workload: Workload, examples: Examples, config: Config, devices: D
     Raises:
       ConfigError: an option is of no use for this network, data or layout.
     """
-    mirrored = config.variable_update == "mirrored"
+    mirrored = config.variable_update == "mirrored"  # a lone tower too, if its variables are on its GPU
     layout = lay_out(devices, config.tower_batch, config.accumulate_steps, config.most_workers, mirrored)
     if layout.num_replicas == 1 and config.check_mirrors_every_steps:
         raise errors.ConfigError(
@@ -71,9 +71,10 @@ def plan_step(workload: Workload, examples: Examples, config: Config, devices: D
         examples,
         config,
         layout,
+        # the last choice of `auto`, as it depends on examples and network
         choose_transfer(config.augment_on, workload, examples, layout.devices, end),
         config.all_reduce or "collective",
-        class_weights.read(config.class_weight, examples),
+        class_weights.parse(config.class_weight, examples),
         devices.session_config,
     )
 

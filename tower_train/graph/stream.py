@@ -104,7 +104,9 @@ def training_stream(
         )
     order = order or AllExamples(examples, seed)
     first = examples_seen + layout.first_tower * layout.tower_batch
+    # known without the batches, so that layers can draw before these come
     positions = [first + i * layout.tower_batch for i in range(layout.num_towers)]
+    # endless: only the run knows its last step
     steps = tf.data.Dataset.range(first, np.iinfo(np.int64).max - layout.global_batch, layout.global_batch)
     draws = functools.partial(Draws, seed, locate=order.locate)
     reader = _Reader(workload, examples, layout, transfer, draws, is_compiled)
@@ -119,7 +121,7 @@ def training_stream(
         batches, initializer, renewal = staged
     else:
         batches, initializer, renewal = reader.on_devices(take(), examples_seen), iterator.initializer, ()
-    state = elements.state_of(iterator, layout, not transfer.augments_there, length) if examples.elements else None
+    state = elements.state_of(iterator, layout, not transfer.augments_on_devices, length) if examples.elements else None
     notes = tuple(filter(None, (transfer.note, elements.workers_line(examples, layout.num_workers))))
     return Stream(batches, initializer, positions, order, state, renewal, notes)
 
@@ -141,9 +143,10 @@ class _Reader:
         self._draws, self._is_compiled = draws, is_compiled
         # Towers divide the elements of a data set once these have left the iterator, so that its state does not depend
         # on their number; examples by index come as whole steps, or as towers' batches several at a time.
-        by_tower = (transfer.is_staged or transfer.augments_there) and not examples.elements
+        by_tower = (transfer.is_staged or transfer.augments_on_devices) and not examples.elements
         self.parts = layout.num_towers if by_tower else 1
         self.part_size = layout.worker_batch // self.parts
+        # outside of the function, as it may hold the data as constants
         self._fetch = examples.opened() if examples.open else None
 
     def read(self, position: tf.Tensor, *elements) -> tuple[tuple[Tensors, Tensors], ...]:
@@ -151,14 +154,16 @@ class _Reader:
         return tuple(self._part(position + i * self.part_size, *elements) for i in range(self.parts))
 
     def _part(self, position: tf.Tensor, batch: tuple[Tensors, Tensors] | None = None) -> tuple[Tensors, Tensors]:
+        # an input function is slowed down by device placements
         draws = self._draws(position, self.part_size, device=None)
         features, labels = self._fetch(draws.indices) if batch is None else batch
-        if not self._transfer.augments_there:
+        if not self._transfer.augments_on_devices:
             features, labels = _preprocess(self._workload, features, labels, draws)
         return with_batch_size((features, labels), self.part_size)
 
     def take(self, iterator) -> Batches:
         """Takes a step out of the iterator over what `read` returns; over towers."""
+        # once a step; each further call would take another step
         batches, size = iterator.get_next(), self._layout.tower_batch
         if self.parts == self._layout.num_towers:
             return list(batches)
@@ -167,7 +172,7 @@ class _Reader:
 
     def on_devices(self, batches: Batches, seen: tf.Tensor) -> Batches:
         """Returns the batches of the step from position `seen` on as the towers take them."""
-        if not self._transfer.augments_there:
+        if not self._transfer.augments_on_devices:
             return batches
         first, size = seen + self._layout.first_tower * self._layout.tower_batch, self._layout.tower_batch
         return [
@@ -208,6 +213,7 @@ def iterator_over(steps: tf.data.Dataset, step: Callable, examples: Examples, br
     ahead = 2 if examples.elements else min(max(2, math.ceil(host.cores() / branches)), _MOST_PARALLEL_STEPS)
     parallel_steps = examples.parallel_steps or ahead
     step = tf.autograph.experimental.do_not_convert(step)  # workloads use TensorFlow's own conditionals, if any
+    # deterministic: the order of examples is a promise, also at the price of waiting for one
     dataset = steps.map(step, num_parallel_calls=parallel_steps, deterministic=True).prefetch(_PREFETCHED_STEPS)
     if not examples.elements:  # Nothing of it is tuned, and a closing session may wait a minute for the tuner's thread.
         options = tf.data.Options()

@@ -37,13 +37,14 @@ class TowerScope:
     ) -> Iterator[context.Context]:
         """Builds a tower within this block: on its device, in its name scope, on these variables, with the random
         numbers of the position of its batch."""
+        # by the position in the stream, never by the tower: N towers draw what one draws
         draws = Draws(self.seed, position, self.tower_batch, self.examples_seen)
         inputs = tf.nest.flatten(batch, expand_composites=True)
         with (
             variables.tower(tower, seeded(self.seed)),
             xla.compiled(self.is_compiled, tower.device),
             self.context.enter_tower(tower.index, draws, tower.turn, inputs) as entered,
-            normalization.over_towers(),
+            normalization.over_towers(),  # tf.nn.moments and the like too, if they normalise a tower's batch
         ):
             yield entered
 

@@ -8,9 +8,9 @@ from tower_train.graph.context import Context
 from tower_train.graph.devices import HOST
 from tower_train.graph.loss_scale import LossScale
 from tower_train.graph.optimizers import Optimizers
-from tower_train.graph.order import order_of
+from tower_train.graph.order import choose_order
 from tower_train.graph.record import TrainingGraph
-from tower_train.graph.replica import average, make_replicas, towers_of
+from tower_train.graph.replica import average, built_towers, make_replicas
 from tower_train.graph.schedule import learning_rate
 from tower_train.graph.step_plan import StepPlan
 from tower_train.graph.stream import Stream, training_stream
@@ -43,7 +43,7 @@ def build_step(plan: StepPlan) -> TrainingGraph:
                 stream.order.note_losses(logits, batch[1])
                 replica.add(context, loss, scale)  # and its gradients
 
-        towers = towers_of(replicas)
+        towers = built_towers(replicas)
         outputs.check_towers(plan, logits, towers[0])
 
         all_reduce = AllReduce(layout.replicas, plan.all_reduce, layout.num_workers, layout.weight)
@@ -79,7 +79,7 @@ def _open_stream(plan: StepPlan, examples_seen: tf.Variable) -> Stream:
     """Opens the stream at the position that the run has come to."""
     config, layout = plan.config, plan.layout
     v1.set_random_seed(config.seed & 0x7FFFFFFF)  # of the operations that --allow_stateful_random allows
-    order = order_of(config.keep_hardest, plan.workload, plan.examples, config.seed, layout.global_batch)
+    order = choose_order(config.keep_hardest, plan.workload, plan.examples, config.seed, layout.global_batch)
     with v1.name_scope("input"):
         return training_stream(
             plan.workload, plan.examples, config.seed, examples_seen, layout, plan.transfer, order, plan.is_compiled

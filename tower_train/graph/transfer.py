@@ -27,7 +27,7 @@ _ON_HOST = (tf.string, tf.variant, tf.resource)
 class Transfer:
     """The transfer of batches to their devices."""
 
-    augments_there: bool = False  # whether batches are preprocessed there, after they crossed; else on the host
+    augments_on_devices: bool = False  # whether batches are preprocessed there, after they crossed; else on the host
     is_staged: bool = False  # whether the next step's batches cross during a step
     end: int = 0  # the position after the run's last example
     note: str | None = None  # a line on the place of preprocessing, of GPUs; else None
@@ -90,8 +90,9 @@ def stage_batches(
         first = on_devices(taken, examples_seen)
     flat_first = tf.nest.flatten(first)
     devices = [tower.device for tower, batch in zip(layout.towers, first, strict=True) for _ in tf.nest.flatten(batch)]
-    position = _Place("staged/position", examples_seen, HOST)
-    places = [_Place(f"staged/part_{i}", *of) for i, of in enumerate(zip(flat_first, devices, strict=True))]
+    # to notice batches of another step, as after a restore
+    position = _StagedTensor("staged/position", examples_seen, HOST)
+    places = [_StagedTensor(f"staged/part_{i}", *of) for i, of in enumerate(zip(flat_first, devices, strict=True))]
     fill = [position.put(examples_seen), *(place.put(tensor) for place, tensor in zip(places, flat_first, strict=True))]
 
     batches = [place.get() for place in places]
@@ -112,7 +113,7 @@ def stage_batches(
     return list(tf.nest.pack_sequence_as(first, batches)), tf.group(*fill), renewal
 
 
-class _Place:
+class _StagedTensor:
     """A tensor's place on a device between two steps: a variable outside of the run's state."""
 
     def __init__(self, name: str, like: tf.Tensor, device: str):
@@ -121,6 +122,7 @@ class _Place:
         # GPUs have no int32 variables, but can bitcast them to float32.
         self._kept_dtype = tf.float32 if like.dtype == tf.int32 else like.dtype
         with tf.device(self._device):
+            # raw, as tf.Variable would join collections, and so checkpoints
             self._handle = tf.raw_ops.VarHandleOp(dtype=self._kept_dtype, shape=like.shape, shared_name=name, name=name)
 
     def put(self, tensor: tf.Tensor, after: Sequence[tf.Operation] = ()) -> tf.Operation:

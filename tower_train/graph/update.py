@@ -10,7 +10,7 @@ from tower_train.graph.context import ParamGroup, Statistic
 from tower_train.graph.gradients import are_finite
 from tower_train.graph.loss_scale import LossScale
 from tower_train.graph.optimizers import Optimizers
-from tower_train.graph.replica import Mean, Replica, towers_of
+from tower_train.graph.replica import Mean, Replica, built_towers
 
 v1 = tf.compat.v1
 
@@ -34,7 +34,7 @@ class Counters:
     ) -> tf.Operation:
         """Counts one step. others: further (counter, amount); after: what must be done before."""
         amounts = [(self.global_step, 1), (self.examples_seen, self._global_batch), *others]
-        with tf.control_dependencies(after):
+        with tf.control_dependencies(after):  # counters last: a step that is counted has happened
             return tf.group(*[counter.assign_add(amount) for counter, amount in amounts])
 
 
@@ -75,7 +75,7 @@ def update_if_finite(
     # The gradients' variables are the originals, as those of the first replica are.
     towers = [
         [tower.loss, *(grad for grad, variable in tower.gradients if variable.ref() in trained)]
-        for tower in towers_of(replicas)
+        for tower in built_towers(replicas)
     ]
 
     def applied() -> tf.Tensor:
@@ -117,6 +117,7 @@ def prepare_update(
     for gradient, variable in replica.mean_grads:
         group = param_groups.get(replica.variables.name_of(variable), ParamGroup())
         groups.setdefault(group, []).append((gradient, variable))
+    # the moving statistics lag with the weights, else averaged weights would meet newer ones
     averaged = [*replica.variables.trained(), *(each.moving for each in replica.moving if each.is_averaged)]
     with replica.variables.more_states():
         optimizers = [(*optimizers.make(group, grads), grads) for group, grads in groups.items() if grads]
@@ -133,7 +134,7 @@ def prepare_update(
                 for _, variable in (grads if decay is not None else ())
                 if is_decayed(variable)
             ]
-            with tf.control_dependencies(decayed):
+            with tf.control_dependencies(decayed):  # decay first, of the weights before the step, as the paper has it
                 applied = [optimizer.apply_gradients(grads) for optimizer, _, grads in optimizers]
             moved = [_move(statistic) for statistic in replica.moving]
             done = tf.group(*applied, *moved)

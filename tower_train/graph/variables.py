@@ -115,6 +115,7 @@ class Variables:
 
     def gradients(self, loss: tf.Tensor) -> GradientsAndVariables:
         """Returns the gradients of a tower's loss for these trained variables, each with the original."""
+        # of the copy, but named by the originals, by which replicas are averaged
         return list(zip(v1.gradients(loss, self.trained()), self.trainable, strict=True))
 
     def trained(self) -> list[tf.Variable]:

@@ -197,8 +197,8 @@ class Evaluator:
         for _ in range(most_steps):
             try:
                 with (
-                    shortages.named(self._tower_batch),
-                    step_failures.named(self.examples.name, self._workload.name, may_end=True),
+                    shortages.explained(self._tower_batch),
+                    step_failures.explained(self.examples.name, self._workload.name, may_end=True),
                 ):
                     values = session.run(fetches)
             except tf.errors.OutOfRangeError:

@@ -70,7 +70,7 @@ def without_useless(options_class, recipe: Mapping[str, Any], chosen: Mapping[st
 
 def parse(field: dataclasses.Field, text: str):
     """Reads an option's value from the command line; ConfigError if its type or size is not allowed."""
-    kind = kind_of(field)
+    kind = option_type(field)
     try:
         if kind is bool:
             value = {"true": True, "1": True, "false": False, "0": False}[text.lower()]
@@ -81,7 +81,7 @@ def parse(field: dataclasses.Field, text: str):
     return checked(field, value)
 
 
-def kind_of(field: dataclasses.Field) -> type:
+def option_type(field: dataclasses.Field) -> type:
     """Returns bool, int, float, str or tuple."""
     kinds = typing.get_args(field.type) if isinstance(field.type, types.UnionType) else (field.type,)
     return typing.get_origin(kinds[0]) or kinds[0]
@@ -92,12 +92,12 @@ def allowed(field: dataclasses.Field) -> str:
     values = field.metadata["allowed"]
     if isinstance(values, tuple):
         return "one of " + ", ".join(values)
-    return f"{_NOUNS[kind_of(field)]} {values}".strip()
+    return f"{_NOUNS[option_type(field)]} {values}".strip()
 
 
 def checked(field: dataclasses.Field, value):
     """Returns an option's value, converted to its type; ConfigError if its type or size is not allowed."""
-    kind = kind_of(field)
+    kind = option_type(field)
     near = {float: int, tuple: list, str: os.PathLike}.get(kind, kind)
     parts, part_type = (value, int) if isinstance(value, (tuple, list)) else ((value,), (kind, near))
     is_of_type = isinstance(value, (kind, near)) and all(isinstance(part, part_type) for part in parts)

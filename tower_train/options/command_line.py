@@ -101,7 +101,7 @@ def parse_values(
     read = flags.FlagValues()
     read.set_gnu_getopt(True)  # options may follow other words
     for name, field in fields.items():
-        is_switch = options.kind_of(field) is bool
+        is_switch = options.option_type(field) is bool
         flags.DEFINE_flag(flags.Flag(flags.ArgumentParser(), None, name, None, "", boolean=is_switch), read)
     try:
         words = read(list(argv), known_only=known_only)[1:]

@@ -62,7 +62,7 @@ def _dtype(before: Mapping[str, Any], gpus: Sequence[Gpu]) -> tuple[str, str]:
     if "dtype" in before:
         return before["dtype"], "as the run began"
     if gpus:
-        return of_gpus(gpus)
+        return gpu_dtype(gpus)
     instructions = host.bfloat16_instructions()
     if instructions is None:
         return "float32", f"since {host.CPUINFO} does not tell this processor's instructions"
@@ -71,7 +71,7 @@ def _dtype(before: Mapping[str, Any], gpus: Sequence[Gpu]) -> tuple[str, str]:
     return "float32", "since this processor has no fast bfloat16 instructions"
 
 
-def of_gpus(gpus: Sequence[Gpu]) -> tuple[str, str]:
+def gpu_dtype(gpus: Sequence[Gpu]) -> tuple[str, str]:
     """Returns (dtype, reason) for GPUs, the fastest for which all of them are made."""
     for name, capability in gpus:
         if capability is None:

@@ -43,10 +43,12 @@ def open_training(plan: Plan, membership: Membership, received: Received, user_h
         training.watchdog = StepWatchdog(plan.config.stall_timeout_secs, graph.progress, note_stall)
         stack.enter_context(training.watchdog)
         shortages.check_tensors(graph.graph, layout.tower_batch, accumulate_steps)
-        stack.enter_context(shortages.named(layout.tower_batch, accumulate_steps))
+        stack.enter_context(shortages.explained(layout.tower_batch, accumulate_steps))
         stack.enter_context(membership.failures_named())
         stack.enter_context(
-            step_failures.named(graph.examples.name, plan.workload.name, batch=training.next_batch, graph=graph.graph)
+            step_failures.explained(
+                graph.examples.name, plan.workload.name, batch=training.next_batch, graph=graph.graph
+            )
         )
         session = sessions.open_session(graph, membership, plan.last_step, restore)
         training.session = training.watchdog.session = stack.enter_context(session)
@@ -82,8 +84,8 @@ def _prepare(training: Training, stack: contextlib.ExitStack) -> Callable[[v1.Se
             notes.append(outcome.line)
             training.run_json[_COMPARED] = outcome.record
     if plan.is_chief:
-        checkpoint.remove_leftovers(plan.run_dir.path)
-        plan.run_dir.cut_metrics(plan.steps_done)
+        checkpoint.remove_leftovers(plan.run_dir.path)  # only now, as a start that fails before changes nothing
+        plan.run_dir.cut_metrics(plan.steps_done)  # records of steps that will be done again
         plan.run_dir.write(directory.RUN, training.run_json)
         lines = messages.opening_lines(
             training.run_json, str(plan.run_dir.path), plan.steps_done, plan.last_step, graph.layout.towers_per_worker

@@ -67,6 +67,7 @@ def make_plan(
     """
     before, is_chief = run_dir.read(directory.RUN), membership.task.is_chief
     manifest.check_workload(run_dir.path, before, workload, config.override)  # before its examples are downloaded
+    # a resumed run stays with the data that `auto` chose first
     dataset = before.get("dataset", "auto") if config.dataset == "auto" else config.dataset
     workload.check_dataset(dataset)
     examples = workload.split(DataRequest("train", dataset, config.data_dir, config.seed, config.validation_fraction))
@@ -75,7 +76,7 @@ def make_plan(
     options = dataclasses.asdict(config) | {"workload": path}
     run_json = manifest.describe(workload, examples, options, config.global_batch, membership.devices.names)
     last_step = config.last_step(examples.num_examples)
-    newest, steps_done, end = None, 0, last_step
+    newest, steps_done, end = None, 0, last_step  # other workers get the chief's by `agree`
     if is_chief:
         notes += manifest.check_resume(run_dir.path, before, run_json, config.override, workload.options)
         newest, damage = _newest_checkpoint(run_dir, is_known=bool(before), override=config.override)

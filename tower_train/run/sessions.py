@@ -45,7 +45,7 @@ def open_session(
         if graph.saved.broadcast is not None:
             if state and is_chief:
                 membership.board.hand_out(session.run(state.variables))
-            session.run(graph.saved.broadcast)
+            session.run(graph.saved.broadcast)  # no worker reads the chief's checkpoint, which may be on its disk only
             if state and not is_chief:
                 session.run([variable.initializer for variable in state.variables])
                 assign(session, [state.variables[state.worker]], [membership.board.fetch()])

@@ -101,10 +101,10 @@ def start(
     """
     path, workload, config, task = _resolved(workload, config, workload_options)
     run_dir = directory.RunDirectory(config.train_dir or f"runs/{workload.name}-{time.strftime('%Y%m%d-%H%M%S')}")
-    run_dir.check_files()
+    run_dir.check_files()  # before anything takes time
     devices.refuse_auto_jit()
     devices.choose_kernels(config.deterministic, config.tensor_float_32)
-    received, failure = signals.Received(), None
+    received, failure = signals.Received(), None  # a failure of a step still ends in a result, with what was saved
     leave = functools.partial(_leave_at_once, received, before_leaving)
     with _join(task, config, leave) as membership, run_dir.locked() if task.is_chief else contextlib.nullcontext():
         try:

@@ -75,12 +75,13 @@ class Training:
         report = self.one_step(step)
         self._count(report)
         for action in self.actions:
-            if action.is_due(step):
+            if action.is_due(step):  # asked each step, so this must cost next to nothing
                 action(step, report)
 
     def _count(self, report: StepReport) -> None:
         """Counts a step that has ended."""
         self.report = report
+        # the graph counts, not Python: a resumed or skipped step may differ
         self.step, self._ended, self._examples = int(report.step), self.now(), int(report.examples)
         if self._first_ended:  # the first step waits for the input to begin
             self.input_secs += float(report.input_secs)
@@ -94,7 +95,7 @@ class Training:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Stops the clock within this block, such as an evaluation, which would distort examples/sec."""
-        start = time.perf_counter()
+        start = time.perf_counter()  # not `now`, which this block stops
         try:
             yield
         finally:
