@@ -159,7 +159,7 @@ def estimator_step(policy, gpus):
         return tf.data.Dataset.from_tensors((tf.zeros([BATCH, 8, 8, 3], floatx), tf.zeros([BATCH], tf.int32))).repeat()
 
     with tempfile.TemporaryDirectory() as model_dir:
-        config = estimator.RunConfig(gpus=gpus)
+        config = estimator.RunConfig(gpus=gpus, check_towers="never")
         made = estimator.model_to_estimator(compiled(keras_model(policy)), model_dir=model_dir, config=config)
         try:
             made.train(input_fn, [Look()], steps=1)

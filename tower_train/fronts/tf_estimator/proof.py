@@ -14,6 +14,7 @@ from tower_train import console, errors
 from tower_train.fronts import compat
 from tower_train.fronts.tf_estimator import inputs, library
 from tower_train.fronts.tf_estimator.training import NonFiniteLossError
+from tower_train.graph.devices import HOST
 from tower_train.proof import comparison
 from tower_train.proof.comparison import EACH, STEPS, Values
 from tower_train.proof.rounding import epsilon, least_exact, rounded
@@ -122,7 +123,7 @@ def _compared(estimator, input_fn: Callable, count: int, is_first: bool) -> str:
 
 def _save_examples(estimator, input_fn: Callable, path: str, number: int) -> int:
     """Saves the first examples, as a shuffled data set would give each training others; returns how many."""
-    with compat.eager_mode():
+    with compat.eager_mode(), tf.device(HOST):  # a GPU would compute the count of `take`
         dataset = inputs.checked(estimator._call_input_fn(input_fn, library.api.ModeKeys.TRAIN))
         dataset.unbatch().take(number).save(path)
         return int(tf.data.Dataset.load(path).cardinality())
