@@ -63,15 +63,20 @@ def random_uniform(
     Raises:
       GraphError: as `dropout`.
     """
-    numbers = _draws("random_uniform").of_layer(_layer(name), shape, dtype, rows_per_example)
-    return minval + (maxval - minval) * numbers
+    return minval + (maxval - minval) * _of_examples("random_uniform", name, shape, dtype, rows_per_example)
 
 
 def random_normal(
     shape, mean=0.0, stddev=1.0, dtype: tf.DType = tf.float32, rows_per_example: int = 1, name: str = "random_normal"
 ) -> tf.Tensor:
     """Draws normally distributed numbers with this mean and standard deviation; otherwise as `random_uniform`."""
-    return mean + stddev * _draws("random_normal").of_layer(_layer(name), shape, dtype, rows_per_example, normal=True)
+    return mean + stddev * _of_examples("random_normal", name, shape, dtype, rows_per_example, normal=True)
+
+
+def _of_examples(function: str, name: str, *args, **kwargs) -> tf.Tensor:
+    numbers = _draws(function).of_layer(_layer(name), *args, **kwargs)
+    context.current().batch_axes[numbers.name] = 0  # so that what is made of them is normalised over all towers too
+    return numbers
 
 
 def _draws(function: str):

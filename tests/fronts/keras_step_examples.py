@@ -20,6 +20,7 @@ class Gan(keras.Model):
     def __init__(self):
         super().__init__()
         self.discriminator, self.generator = dense(6, 5, 1), dense(3, 4, 6)
+        self.normalization = layers.BatchNormalization(momentum=0.5)  # of what is made of noise
         self.dropout, self.seeds = layers.Dropout(0.2, seed=1), keras.random.SeedGenerator(1337)
         self.d_loss_metric = keras.metrics.Mean(name="d_loss")
 
@@ -31,7 +32,8 @@ class Gan(keras.Model):
         return self.discriminator(self.dropout(images, training=True))
 
     def fakes(self, count):
-        return self.generator(keras.random.normal([count, 3], seed=self.seeds))
+        noise = keras.random.normal([count, 3], seed=self.seeds)
+        return self.normalization(self.generator(noise), training=True)
 
     def d_loss(self, real, count):
         fake = self.fakes(count)
@@ -53,7 +55,7 @@ class Gan(keras.Model):
             update(self.d_optimizer, tape, d_loss, self.discriminator.trainable_weights)
         with tf.GradientTape() as tape:
             g_loss = -ops.mean(self.scores(self.fakes(count)))
-        update(self.g_optimizer, tape, g_loss, self.generator.trainable_weights)
+        update(self.g_optimizer, tape, g_loss, self.generator.trainable_weights + self.normalization.trainable_weights)
         self.d_loss_metric.update_state(d_loss, sample_weight=count)
         return {"d_loss": self.d_loss_metric.result(), "g_loss": g_loss}
 

@@ -229,9 +229,17 @@ def in_a_map(features, training):
     return tf.reduce_sum(tf.vectorized_map(normalized, rows)[:, 0] + tf.map_fn(normalized, rows)[:, 1] ** 2, 1)
 
 
+def of_noise(features, training):
+    """As a generator's: what is normalised comes from numbers drawn by example, and from no feature."""
+    noise = layers.random_normal([features.shape[0], 4], dtype=features.dtype)
+    x = noise @ v1.get_variable("k", [4, 5], features.dtype)
+    mean, variance = tf.nn.moments(x, [0])
+    return tf.reduce_sum(((x - mean) * tf.math.rsqrt(variance + EPSILON)) ** 3, 1) + tf.reduce_sum(features, 1)
+
+
 NETWORKS = {
     "moments": by_moments, "fused": fused, "gradient penalty": with_gradient_penalty,
-    "kernels": of_kernels, "maps": in_a_map,
+    "kernels": of_kernels, "maps": in_a_map, "noise": of_noise,
 }  # fmt: skip
 
 

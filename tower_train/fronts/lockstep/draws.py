@@ -9,7 +9,7 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.fronts import compat
 from tower_train.fronts.lockstep.parts import Cut, Size
-from tower_train.graph import xla
+from tower_train.graph import context, xla
 
 _OF_NO_ROWS = ("beta", "binomial", "categorical", "gamma", "shuffle")  # of keras.random
 
@@ -59,6 +59,7 @@ def drawn_for_more(
         if chosen is None:
             return function(**given)
         kept = tf.gather(function(**given | {"shape": (chosen[0], *sizes[1:])}), chosen[1])
+        context.current().batch_axes[kept.name] = 0  # so that what is made of them is normalised over all towers too
         cut.append((kept, functools.partial(function, **given)))
         return kept
 

@@ -49,8 +49,6 @@ class FirstStep:
         try:
             return self._compare(batches)
         except errors.GraphError as error:
-            if type(self._model.template).train_step is not keras.Model.train_step:  # whose draws the comparison misses
-                return f"*** towers: {error} It trains all the same: its own train_step may draw otherwise."
             raise errors.GraphError(
                 f"{error} Change that, or train all the same with multi_gpu_model(check_towers='never')."
             ) from None
