@@ -61,6 +61,7 @@ def audit(name, dumps):
         host's memory.
       clusters: {GPU: numbers of nodes in XLA's clusters there, the largest first}.
       towers, session, context: the towers' devices, and the GPU options of the session and outside of sessions.
+      weights, sent: bytes of the variables, and those that a step sends, {"from to": bytes}; of the fronts.
     """
     step = gpu_graphs.graph_of(name)
     refused, placed = make_executors(step, dumps)
@@ -72,7 +73,31 @@ def audit(name, dumps):
         "towers": step.towers,
         "session": str(step.config.gpu_options),
         "context": str(tf.__internal__.eager_context.get_config().gpu_options),
+        "weights": step.weights,
+        "sent": sent(step, placed) if step.weights and placed else {},
     }
+
+
+def sent(step, placed):
+    """Counts the bytes that a step sends between devices, once for each tensor and receiver."""
+    definition, found = tf.compat.v1.GraphDef(), collections.Counter()
+    text_format.Parse(placed, definition)
+    nodes, graph = {node.name: node for node in definition.node}, step.of_shapes or step.graph
+    left, needed, known = [name.partition(":")[0] for name in step.fetches], set(), set()
+    while left:
+        if (name := left.pop()) not in needed:
+            needed.add(name)
+            left += [source.lstrip("^").partition(":")[0] for source in nodes[name].input]
+    for node in map(nodes.get, needed):
+        for source in node.input:
+            name, _, number = source.partition(":")
+            begin, end = (each.device[-5:] for each in (nodes.get(name, node), node))
+            in_branch = "/cond/" in name  # taken for gradients that are not finite; only booleans leave it
+            if begin != end and not in_branch and (source, end) not in known:
+                known.add((source, end))
+                tensor = graph.get_operation_by_name(name).outputs[int(number or 0)]
+                found[f"{begin} {end}"] += tensor.shape.num_elements() * tensor.dtype.size
+    return found
 
 
 def clusters(dumps):

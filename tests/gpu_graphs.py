@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib
+import math
 import tempfile
 from typing import NamedTuple
 
@@ -13,10 +14,10 @@ import trainings
 
 import tower_train
 from tower_train import Examples, estimator
+from tower_train.fronts import compat
 from tower_train.graph import devices
 
 GPUS = [2, 0]
-OF_FRONTS = [1, 0]  # of those two, the only ones that the process sees then
 BATCH = 4  # examples of a tower
 _IMAGES, _MIRRORED = (32, 32, 3), "mirrored"
 # {name: (module, options of its workload, shape of an example, classes)}; resnet8 has a block of each kind.
@@ -37,7 +38,10 @@ TRAINERS = {
     "VGG16": dict(variable_update=_MIRRORED, all_reduce="add_n", dtype="float16", optimizer="muon"),
     "template": dict(variable_update=_MIRRORED, all_reduce="collective"),
 }
-FRONTS = {"keras": "mixed_float16", "estimator": "mixed_bfloat16"}  # {name: Keras' dtype policy}
+FRONTS = {  # {name: (front, Keras' dtype policy, GPUs of those two, the only ones that the process sees then)}
+    "keras": ("keras", "mixed_float16", [1, 0]), "keras alone": ("keras", "float32", [0]),
+    "estimator": ("estimator", "mixed_bfloat16", [1, 0]), "estimator alone": ("estimator", "float32", [1]),
+}  # fmt: skip
 
 
 class Step(NamedTuple):
@@ -49,13 +53,16 @@ class Step(NamedTuple):
     config: object  # of the session
     towers: tuple[str, ...]
     start: str | None = None
+    weights: int = 0  # bytes of variables
+    of_shapes: object = None  # a graph that knows the shapes of the tensors, if `graph` does not
 
 
 def graph_of(name):
     """Builds the training step of a case: what a user of its front would run."""
     if name in TRAINERS:
         return trainer_step(name, **TRAINERS[name])
-    return {"keras": keras_step, "estimator": estimator_step}[name](FRONTS[name])
+    front, policy, gpus = FRONTS[name]
+    return {"keras": keras_step, "estimator": estimator_step}[front](policy, gpus)
 
 
 def trainer_step(network, **options):
@@ -87,27 +94,34 @@ def trainer_step(network, **options):
 def keras_model(policy):
     layers = keras.layers
     keras.config.set_dtype_policy(policy)
-    with tf.device("/cpu:0"):  # where the fronts' documentation puts a model
+    with tf.device("/cpu:0"):  # nothing is computed on these GPUs
         return keras.Sequential([
             keras.Input([8, 8, 3]), layers.Conv2D(4, 3), layers.BatchNormalization(), layers.ReLU(),
-            layers.MaxPooling2D(), layers.Flatten(), layers.Dropout(0.5),
+            layers.MaxPooling2D(), layers.Flatten(), layers.Dropout(0.5), layers.Dense(400), layers.Dense(100),
             layers.Dense(10, dtype=keras.config.dtype_policy().variable_dtype),
         ])  # fmt: skip
 
 
+def num_bytes(variables):
+    return sum(math.prod(each.shape) * 4 for each in variables)
+
+
 def compiled(model):
-    with tf.device("/cpu:0"):  # nothing is computed on these GPUs
+    with tf.device("/cpu:0"):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile("adam", loss, metrics=["accuracy"])
     return model
 
 
-def keras_step(policy):
-    parallel = tower_train.multi_gpu_model(keras_model(policy), gpus=OF_FRONTS, check_towers="never")
+def keras_step(policy, gpus):
+    model = keras_model(policy)
+    parallel = tower_train.multi_gpu_model(model, gpus=gpus, check_towers="never")
     floatx = keras.config.dtype_policy().variable_dtype
     with tf.device("/cpu:0"):
         batch = tf.zeros([8, 8, 8, 3], floatx), tf.zeros([8], tf.int32)
         compiled(parallel)._symbolic_build(data_batch=batch)
+    for weight in model.weights:  # where Keras builds it
+        compat.move(weight, "/gpu:0")
     specs = [tf.TensorSpec.from_tensor(each) for each in batch]
     function = tf.function(parallel.train_step, autograph=False).get_concrete_function(tuple(specs))
     definition, captures = function.graph.as_graph_def(), function.graph.captures
@@ -120,14 +134,15 @@ def keras_step(policy):
     config = tf.compat.v1.ConfigProto()
     config.CopyFrom(tf.__internal__.eager_context.get_config())
     ends = [tensor.name for tensor in function.graph.outputs]
-    return Step(graph, ends, [tensor.name for tensor in function.graph.inputs], config, parallel.towers)
+    feeds, weights = [tensor.name for tensor in function.graph.inputs], num_bytes(model.weights)
+    return Step(graph, ends, feeds, config, parallel.towers, weights=weights, of_shapes=function.graph)
 
 
 class _Built(Exception):
     """Ends Estimator.train before its first step."""
 
 
-def estimator_step(policy):
+def estimator_step(policy, gpus):
     found = {}
 
     class Look(tf.compat.v1.train.SessionRunHook):
@@ -144,11 +159,12 @@ def estimator_step(policy):
         return tf.data.Dataset.from_tensors((tf.zeros([BATCH, 8, 8, 3], floatx), tf.zeros([BATCH], tf.int32))).repeat()
 
     with tempfile.TemporaryDirectory() as model_dir:
-        config = estimator.RunConfig(gpus=OF_FRONTS, check_towers="never")
+        config = estimator.RunConfig(gpus=gpus, check_towers="never")
         made = estimator.model_to_estimator(compiled(keras_model(policy)), model_dir=model_dir, config=config)
         try:
             made.train(input_fn, [Look()], steps=1)
         except _Built:
             pass
     graph = found["graph"]
-    return Step(graph, [found["train_op"].name], [], found["config"], [f"/gpu:{i}" for i in OF_FRONTS])
+    weights = num_bytes(graph.get_collection("trainable_variables"))
+    return Step(graph, [found["train_op"].name], [], found["config"], [f"/gpu:{i}" for i in gpus], weights=weights)

@@ -14,9 +14,16 @@ from tower_train import estimator as tf_estimator
 v1 = tf.compat.v1
 
 
-@pytest.mark.parametrize("towers", [1, 3, 5])
-def test_towers_train_the_weights_of_one_device_on_their_joined_batches(tmp_path, towers):
-    estimator = make(tmp_path, towers)
+_JIT_LEVEL = v1.ConfigProto()
+_JIT_LEVEL.graph_options.optimizer_options.global_jit_level = v1.OptimizerOptions.ON_1
+
+
+@pytest.mark.parametrize(
+    ("towers", "options"),
+    [(1, {}), (3, {"session_config": _JIT_LEVEL}), (5, {}), (2, {"jit_compile": "always"})],
+)
+def test_towers_train_the_weights_of_one_device_on_their_joined_batches(tmp_path, towers, options):
+    estimator = make(tmp_path, towers, **options)
     assert estimator.train(lambda: input_fn(epochs=3)) is estimator
     steps = 36 // towers  # the last batch does not suffice for five towers
     np.testing.assert_allclose(weights_of(estimator), expected_weights(steps, towers), atol=1e-12)

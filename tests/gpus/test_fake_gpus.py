@@ -40,7 +40,7 @@ def test_every_operation_on_a_gpu_has_a_kernel_there_and_executors_need_no_soft_
 def test_the_process_sees_the_gpus_that_were_asked_for_in_and_outside_of_sessions_and_their_memory_grows(found):
     """--gpus=2,0: TensorFlow numbers those that a process sees in the order of the machine's."""
     for name, case in found.items():
-        assert case["towers"] == ["/gpu:1", "/gpu:0"], name
+        assert case["towers"] == ["/gpu:1", "/gpu:0"] or "alone" in name, name
         assert case["session"] == case["context"], name
         assert 'visible_device_list: "0,2"' in case["session"] and "allow_growth: true" in case["session"]
 
@@ -53,6 +53,17 @@ def test_a_towers_passes_are_one_program_of_xlas_and_what_surrounds_them_few_mor
         for gpu, sizes in found[name]["clusters"].items():
             assert len(sizes) <= most and sizes[0] > 50, (name, gpu, sizes)
         assert len(found[name]["clusters"]) == 2, name
+
+
+@pytest.mark.parametrize("front", ["keras", "estimator"])
+def test_weights_stay_on_a_lone_gpu_and_several_send_as_much_as_in_an_all_reduce(found, front):
+    """Beside batches, statistics and losses, which are small here."""
+    alone, several = found[f"{front} alone"], found[front]
+    assert 0 < sum(alone["sent"].values()) < 0.1 * alone["weights"]
+    of_all_reduce = 2 * (len(several["towers"]) - 1) * several["weights"]
+    assert sum(several["sent"].values()) < 1.1 * of_all_reduce
+    for direction in ("GPU:0 GPU:1", "GPU:1 GPU:0"):  # both, as each has about half of the weights
+        assert several["sent"][direction] > 0.9 * of_all_reduce / 2
 
 
 # TensorFlow's plugins cannot be split, CUDA's GPUs can: what is compared is what TensorFlow is asked for.

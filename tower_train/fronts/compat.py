@@ -23,6 +23,7 @@ from keras.src.backend import config as backend_config
 from keras.src.backend import random as backend_random
 from keras.src.backend import tensorflow as backend_tensorflow
 from keras.src.backend.common import global_state
+from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.optimizers import base_optimizer
 from keras.src.saving import saving_lib, serialization_lib
@@ -30,7 +31,7 @@ from keras.src.trainers import data_adapters, trainer
 from tensorflow.core.framework.device_attributes_pb2 import DeviceAttributes
 from tensorflow.python.client import device_lib, session
 from tensorflow.python.eager import context
-from tensorflow.python.framework import ops
+from tensorflow.python.framework import auto_control_deps, ops
 from tensorflow.python.framework import random_seed as seeds_of_ops
 from tensorflow.python.ops import array_ops, control_flow_ops, gen_random_ops, summary_ops_v2, variable_scope
 from tensorflow.python.training.saving import saveable_object_util
@@ -121,6 +122,11 @@ def current_op_attributes() -> dict:
     return dict(tf.compat.v1.get_default_graph()._attr_scope_map)
 
 
+def device_scopes() -> int:
+    """Returns how many blocks of tf.device this place of the default graph is in."""
+    return sum(1 for _ in tf.compat.v1.get_default_graph()._device_function_stack.peek_objs())
+
+
 def control_flow():
     """Returns TensorFlow 1's branch or loop of the default graph in which ops are being made; None outside of any."""
     return tf.compat.v1.get_default_graph()._get_control_flow_context()
@@ -204,14 +210,34 @@ def pending_initializer(variable: keras.Variable) -> Callable | None:
     return variable._initializer
 
 
-def set_storage(variable: keras.Variable, value) -> None:
-    """Makes a tf.Variable, or a new one with this value on the current device, the storage of a Keras variable."""
-    variable._initialize(value)
+def move(variable: keras.Variable, device: str) -> None:
+    """Moves the storage of a Keras variable to a device, unless it is there."""
+    before, wanted = variable._value, tf.DeviceSpec.from_string(device)
+    there = tf.DeviceSpec.from_string(before.device)
+    if (there.device_type, there.device_index) == (wanted.device_type, wanted.device_index):
+        return
+    with tf.device(device):
+        variable._initialize(before.numpy())
+    variable._value._unique_id = before._unique_id  # by which optimizers know it
 
 
 def trained_by(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """Returns the variables that a built optimizer trains."""
     return optimizer._trainable_variables
+
+
+@contextlib.contextmanager
+def in_program_order() -> Iterator[Callable[[tf.Tensor], tf.Tensor]]:
+    """Runs reads and assignments of this block in their order, as within a tf.function. Yields a function of a tensor:
+    the same, once all of them are done."""
+    with auto_control_deps.AutomaticControlDependencies() as order:
+        yield order.mark_as_return
+
+
+def without_all_reduce():
+    """Lets Keras' optimizers take gradients as they are within this block, of one replica of tf.distribute: its sum
+    passes all through one operation, so on one device; a context manager."""
+    return replaced_here(TFOptimizer, "_all_reduce_sum_gradients", lambda _, optimizer, grads_and_vars: grads_and_vars)
 
 
 def storage(variable: keras.Variable) -> tf.Variable | None:
@@ -488,7 +514,8 @@ def in_float64(variables: Iterable[keras.Variable]) -> Iterator[None]:
         stack.enter_context(replaced_here(keras.losses.Loss, "dtype", lambda _, loss: "float64"))
         for variable in variables:
             if tf.as_dtype(variable.dtype).is_floating:
-                value = tf.Variable(variable.numpy(), dtype=tf.float64)
+                with tf.device(variable._value.device):
+                    value = tf.Variable(variable.numpy(), dtype=tf.float64)
                 value._unique_id = variable._value._unique_id  # by which optimizers know it
                 stack.enter_context(replaced(variable, "_value", value))
                 stack.enter_context(replaced(variable, "_dtype", "float64"))

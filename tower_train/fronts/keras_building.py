@@ -13,6 +13,7 @@ from tower_train import errors
 from tower_train.arrays import outside_graph
 from tower_train.fronts import compat
 from tower_train.graph import context, getters
+from tower_train.graph.devices import HOST
 
 v1 = tf.compat.v1
 
@@ -86,4 +87,10 @@ def initializer_of(variable: keras.Variable, assigned: tf.Tensor | None):
 
 def constant(value: np.ndarray):
     """Returns an initializer whose value stays out of the graph, which is written to disk with each checkpoint."""
-    return lambda shape, dtype=None, partition_info=None: tf.ensure_shape(outside_graph(value), shape)
+
+    def initial_value(shape, dtype=None, partition_info=None):
+        # TensorFlow would place it with its variable; it comes from Python, for which a GPU has no kernel.
+        with compat.op_attributes({}), tf.device(HOST):
+            return tf.ensure_shape(outside_graph(value), shape)
+
+    return initial_value

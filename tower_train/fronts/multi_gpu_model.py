@@ -19,8 +19,7 @@ def multi_gpu_model(
     The arguments are those of the `keras.utils.multi_gpu_model` that TensorFlow removed. All training is Keras' own, by
     `compile`, `fit` and their callbacks. It trains the weights of `model`, which is used and saved as usual.
 
-        with tf.device("/cpu:0"):
-            model = keras.applications.Xception(weights=None)
+        model = keras.applications.Xception(weights=None)
         parallel_model = tower_train.multi_gpu_model(model, gpus=8)
         parallel_model.compile(loss="categorical_crossentropy", optimizer="rmsprop")
         parallel_model.fit(x, y, epochs=20, batch_size=256)  # the global batch: each GPU gets 32 examples
@@ -30,12 +29,12 @@ def multi_gpu_model(
     computes its towers' part of the global batch.
 
     Args:
-      model: the template. Its weights stay where they were created, which should be the CPU. A `train_step` of its
-        own runs in each tower as it is, and may say more to the towers (tower_train.steps).
+      model: the template. Its weights are spread over the towers' GPUs, unless it was built under
+        tf.device("/cpu:0"). A `train_step` of its own runs in each tower as it is, and may say more to the towers
+        (tower_train.steps).
       gpus: number of towers, or a list of the GPUs that carry them, or None for all GPUs. Without GPUs a count of
         towers lives on the CPU.
-      cpu_merge: whether the towers' outputs are joined, and the loss is computed, on the CPU; if not, on the first
-        tower's device.
+      cpu_merge: whether the outputs of several towers are joined on the CPU; if not, on the first tower's device.
       cpu_relocation: whether to move the template's weights to the CPU.
       batch_norm: global: batches are normalised over all towers, as on one device; tower: each tower's by itself.
       check_towers: auto: before its first step `fit` compares the towers with one device, as `check` does, on the
@@ -52,10 +51,9 @@ def multi_gpu_model(
     placement.check_choices("multi_gpu_model", batch_norm=batch_norm, check_towers=check_towers)
     placed = placement.place(gpus, "gpus")
     for variable in model.variables if cpu_relocation else ():
-        if not variable.value.device.endswith("CPU:0"):
-            with tf.device(HOST):
-                compat.set_storage(variable, variable.numpy())
-    merge_device, workers = HOST if cpu_merge else placed.towers[0], exchange.find()
+        compat.move(variable, HOST)
+    workers, is_alone = exchange.find(), len(placed.towers) == 1
+    merge_device = HOST if cpu_merge and not is_alone else placed.towers[0]
     for layer in compat.sublayers(model) if len(placed.towers) * workers.size > 1 else ():
         for name in ("stateful", *(["synchronized"] if batch_norm == "tower" else [])):
             if getattr(layer, name, False):

@@ -89,7 +89,7 @@ class TowerModel(keras.Model):
             )
 
         def rehearse(batch) -> Rehearsal:
-            rehearsal = Rehearsal(self.template, self._train, batch)
+            rehearsal = Rehearsal(self.template, self._train, batch, self.towers)
             if is_first:
                 self._begin(rehearsal)
             return rehearsal
@@ -149,7 +149,7 @@ class TowerModel(keras.Model):
         if compat.is_overridden(self.template, "predict_step"):
             return self.template.predict_step(data)
         if not self.template.built:
-            Rehearsal(self.template, fit.predict, data)
+            Rehearsal(self.template, fit.predict, data, self.towers)
         return Step(self.template, data, self.towers, self._merge_device, ALONE, self._is_compiled).run(fit.predict)[0]
 
     def _begin(self, rehearsal: Rehearsal) -> None:
@@ -172,7 +172,7 @@ class TowerModel(keras.Model):
         """Does a step in all towers; returns its report."""
         data = keras.tree.map_structure(parts.as_tensor, data)
         if self._optimizers is None:
-            self._begin(Rehearsal(self.template, program, data))
+            self._begin(Rehearsal(self.template, program, data, self.towers))
         self.exchange.begin("evaluation" if program is fit.test else "training", data)
         step = self._step(data)
         returned = step.run(program)

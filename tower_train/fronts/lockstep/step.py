@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from tower_train import console, errors, normalization
-from tower_train.fronts import compat, meeting
+from tower_train.fronts import compat, meeting, placement
 from tower_train.fronts.keras_building import output_names
 from tower_train.fronts.lockstep import layers, parts
 from tower_train.fronts.lockstep.draws import drawn_for_more, rows_of_draw
@@ -53,10 +53,11 @@ class Updates:
 
 class Rehearsal(Updates):
     """A run of a program on a whole batch, in no tower, in a graph that nobody runs: it creates the variables of
-    layers, metrics and optimizers, on the host."""
+    layers, metrics and optimizers, and spreads the weights over the towers' devices."""
 
-    def __init__(self, model: keras.Model, program: Program, data):
+    def __init__(self, model: keras.Model, program: Program, data, towers: Sequence[str]):
         super().__init__()
+        built = set(map(id, model.weights))
         specs = keras.tree.map_structure(lambda leaf: leaf if leaf is None else tf.type_spec_from_value(leaf), data)
 
         def run(batch):
@@ -66,6 +67,7 @@ class Rehearsal(Updates):
 
         with self, compat.eager_mode(), tf.device(HOST):
             tf.function(run, autograph=False).get_concrete_function(specs)
+            placement.spread(model, self.optimizers, towers, built)
 
     @property
     def optimizers(self) -> list[keras.optimizers.Optimizer]:
@@ -149,7 +151,7 @@ class Step:
 
     @contextlib.contextmanager
     def _merging(self) -> Iterator[None]:
-        with compat.outside_of_stateless_scope(), tf.device(HOST):
+        with compat.outside_of_stateless_scope(), compat.without_all_reduce(), placement.beside_inputs():
             yield
 
     def rows(self, values: Sequence):
@@ -220,7 +222,10 @@ class Step:
         dtypes = {
             id(v): layer.compute_dtype for layer in compat.sublayers(self._model) for v in layer.trainable_weights
         }
-        trained = [(self._weighted([grad for grad, _ in pairs]), pairs[0][1]) for pairs in zip(*of_towers, strict=True)]
+        trained = []
+        for pairs in zip(*of_towers, strict=True):
+            with tf.device(placement.of(variable := pairs[0][1])):
+                trained.append((self._weighted([grad for grad, _ in pairs]), variable))
         sums = iter(self._exchange.sum([grad for grad, _ in trained if not isinstance(grad, tf.IndexedSlices)]))
         total = []
         for grad, variable in trained:

@@ -118,10 +118,9 @@ def _in_graph(variables: list[keras.Variable], initial: dict, collections: list[
             name += "_"
         names.add(name)
         initializer = v1.zeros_initializer() if value is None else keras_building.constant(value)
-        with tf.device(None):
-            made[id(v)] = v1.get_variable(
-                name, v.shape, v.dtype, initializer, trainable=v.trainable, collections=collections
-            )
+        made[id(v)] = v1.get_variable(
+            name, v.shape, v.dtype, initializer, trainable=v.trainable, collections=collections
+        )
     return made
 
 
@@ -153,12 +152,12 @@ class KerasOptimizer:
         def apply(mean_grads):
             trained = [variables[weight.ref()] for _, weight in mean_grads]
 
-            def update(*grads):
-                optimizer.apply(grads, trained)
-                return tf.constant(0) if global_step is None else global_step.assign_add(1)
-
-            # Within a function TensorFlow keeps the order of Keras' assignments.
-            return tf.function(update, autograph=False)(*[grad for grad, _ in mean_grads])
+            # All gradients first: what needs none, such as counters, would count a step whose input has ended.
+            there = [tensor.op for tensor in tf.nest.flatten([grad for grad, _ in mean_grads], expand_composites=True)]
+            with tf.control_dependencies(there), compat.in_program_order() as done:  # Keras' assignments
+                optimizer.apply([grad for grad, _ in mean_grads], trained)
+                counted = tf.constant(0) if global_step is None else global_step.assign_add(1)
+                return done(tf.convert_to_tensor(counted))
 
         scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         return training.current().update(optimizer, zip(grads, weights, strict=True), apply, looks_itself=scales)

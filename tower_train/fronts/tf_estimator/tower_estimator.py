@@ -11,7 +11,7 @@ from tower_train.fronts import compat, meeting, placement
 from tower_train.fronts.tf_estimator import inputs, library, proof, workers
 from tower_train.fronts.tf_estimator.towers import ModelTowers
 from tower_train.fronts.tf_estimator.training import Training
-from tower_train.graph import devices
+from tower_train.graph import devices, xla
 
 v1 = tf.compat.v1
 TRAIN = library.api.ModeKeys.TRAIN
@@ -34,7 +34,7 @@ class Estimator(library.estimator.Estimator):
     Arguments and errors are the library's; what is wrong with towers or workers is a UserError.
     """
 
-    # Towers take the place of strategies, and variables live on the host.
+    # Towers take the place of strategies.
     _train_distribution = _eval_distribution = property(lambda self: None, lambda self, strategy: None)
     _device_fn = property(lambda self: self._config.device_fn or devices.HOST, lambda self, function: None)
     _training: Training | None = None  # while `train` runs
@@ -44,6 +44,8 @@ class Estimator(library.estimator.Estimator):
     def _placed(self) -> devices.Devices:
         """The towers' devices. Evaluation, prediction and export take the first."""
         placed = placement.place(self._config.towers, "num_gpus", in_session=True)
+        if self._config.is_compiled(placed):
+            xla.leave_to_xla(placed.session_config)
         self._session_config = workers.merged(placed.session_config, self._session_config)
         return placed
 
@@ -52,7 +54,7 @@ class Estimator(library.estimator.Estimator):
             proof.compare_first(self, input_fn)
             self._is_compared = True
         cluster = workers.join(self._config, self._placed)
-        training = Training(self._placed, cluster, self._config.batch_norm)
+        training = Training(self._placed, cluster, self._config.batch_norm, self._config.is_compiled(self._placed))
         open_session = functools.partial(workers.open_session, training, max_steps)
         with contextlib.ExitStack() as stack:
             stack.enter_context(compat.replaced(self, "_training", training))
@@ -93,7 +95,9 @@ class Estimator(library.estimator.Estimator):
         call = functools.partial(super()._call_model_fn, mode=mode, config=config)
         if meeting.current():  # of the model_fn of an Estimator that calls this one's
             return call(features, labels)
-        training = (self._training if mode == TRAIN else None) or Training(self._placed)
+        training = (self._training if mode == TRAIN else None) or Training(
+            self._placed, is_compiled=self._config.is_compiled(self._placed)
+        )
         training.is_summed = functools.partial(library.is_summed, self._model_fn)
         is_one = not isinstance(features, inputs.Batches)
         devices, batches = self._placed.towers[:1] if is_one else self._placed.towers, features

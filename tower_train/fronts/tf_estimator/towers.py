@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 import tensorflow as tf
 
 from tower_train import errors, normalization
-from tower_train.fronts import compat, meeting
+from tower_train.fronts import compat, meeting, placement
 from tower_train.fronts.lockstep import parts
 from tower_train.fronts.lockstep.draws import drawn_for_more, rows_of_draw
 from tower_train.fronts.meeting import Tower
 from tower_train.fronts.tf_estimator import training as trainings
 from tower_train.fronts.tf_estimator.library import api
 from tower_train.fronts.tf_estimator.training import Training
-from tower_train.graph import context, random_state
+from tower_train.graph import context, random_state, xla
 from tower_train.graph.devices import HOST
 
 v1 = tf.compat.v1
@@ -48,8 +48,9 @@ def assign(pairs) -> tf.Operation:
 
 
 class ModelTowers:
-    """The towers of one call of an Estimator's model_fn. The first one creates the variables, on the host; later ones
-    get the same. It has no name scope, so that hooks know its ops by the model's own names.
+    """The towers of one call of an Estimator's model_fn. The first one creates the variables, on the host or spread
+    over the towers' GPUs, unless the program says where; later ones get the same. It has no name scope, so that hooks
+    know its ops by the model's own names.
 
     Args:
       training: of these towers.
@@ -71,7 +72,10 @@ class ModelTowers:
         state = random.getstate() if seed is None else random.Random(seed).getstate()
         self._random = [state for _ in devices]
         about = dict(first=training.worker * len(devices), count=len(devices) * training.all_reduce.num_workers)
-        self._towers = meeting.Towers(devices, training.mean, inside=self._inside, turn=self._turn, **about)
+        self._balance = placement.Balance(devices)
+        self._towers = meeting.Towers(
+            devices, training.mean, inside=self._inside, turn=self._turn, merging=_merging, **about
+        )
 
     def call(self, model_fn: Callable, mode: str) -> api.EstimatorSpec:
         """Calls model_fn(features, labels) in all towers.
@@ -88,9 +92,13 @@ class ModelTowers:
             self._training.before_update = self._assign_noted
         with trainings.entered(self._training), normalization.over_towers():
             specs = self._towers.run(lambda tower: model_fn(*self._batches[tower.place]))
+        if self._training.is_compiled:
+            xla.leave_out_other_devices(v1.get_default_graph())
         spec, num_towers = specs[0], self._training.num_towers
         if mode != api.ModeKeys.TRAIN:
             return spec
+        on_host = [each for each in v1.trainable_variables() if placement.of(each) == HOST]
+        self._balance.tell_cost(self._training, "model_fn", on_host)
         losses = [tf.reshape(each.loss, []) for each in specs]
         if num_towers > 1:
             if self._training.num_updates == 0:
@@ -149,6 +157,7 @@ class ModelTowers:
             stack.enter_context(tf.variable_creator_scope(self._creator(tower, draws)))
             scope, getter = v1.get_variable_scope(), functools.partial(self._get, tower)
             stack.enter_context(v1.variable_scope(scope, reuse=reuse, custom_getter=getter))
+            stack.enter_context(xla.compiled(self._training.is_compiled, tower.device, "tower"))
             yield
 
     def _normalizing(self, tower: Tower):
@@ -176,6 +185,7 @@ class ModelTowers:
         draws: those cut by example so far, which initial values must not be.
         """
         got: dict[str, int] = {}  # how many of a name this tower has
+        scopes = compat.device_scopes()
 
         def create(create_variable, **kwargs):
             name = kwargs.get("name")
@@ -191,8 +201,12 @@ class ModelTowers:
             if tf.is_tensor(value := kwargs.get("initial_value")):
                 kwargs["initial_value"] = _drawn_whole(value, draws)
             self._creating.append(name)
-            with tf.device(HOST):
+            is_placed = meeting.current() and compat.device_scopes() > scopes  # by the program; slots by their variable
+            is_weight = not tf.executing_eagerly() and tf.as_dtype(kwargs["dtype"] or tf.float32).is_floating
+            device = self._balance.next() if is_weight else HOST
+            with contextlib.nullcontext() if is_placed else tf.device(device):
                 variable = create_variable(**kwargs)
+            self._balance.add(variable)
             self._creating.pop()
             there.append(variable)
             self._only_by_the_first(variable)
@@ -228,6 +242,12 @@ class ModelTowers:
             pairs = [(variable, values.get(i, value)) for i, (variable, value) in enumerate(noted[0])]
             self._assignments.append(assign(pairs))
         return self._assignments
+
+
+@contextlib.contextmanager
+def _merging() -> Iterator[None]:
+    with compat.without_all_reduce(), placement.beside_inputs():
+        yield
 
 
 def _by_the_first(variable: tf.Variable, method: Callable, *args, **kwargs):

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.cluster.program import Cluster
-from tower_train.fronts import compat, meeting
+from tower_train.fronts import compat, meeting, placement
 from tower_train.fronts.tf_estimator import library
 from tower_train.fronts.tf_estimator.inputs import Batches
 from tower_train.graph import gradients
@@ -41,6 +41,7 @@ class Training:
       placed: this worker's devices.
       cluster: of several workers.
       batch_norm: as in RunConfig.
+      is_compiled: whether XLA compiles model_fn in each tower.
 
     Attributes:
       worker, num_towers: the index of this worker, and the number of all workers' towers.
@@ -57,8 +58,10 @@ class Training:
     before_update: Callable[[], list[tf.Operation]] = staticmethod(list)
     num_updates = 0
 
-    def __init__(self, placed: Devices, cluster: Cluster | None = None, batch_norm: str = "global"):
-        self.batch_norm = batch_norm
+    def __init__(
+        self, placed: Devices, cluster: Cluster | None = None, batch_norm: str = "global", is_compiled: bool = False
+    ):  # fmt: skip
+        self.batch_norm, self.is_compiled = batch_norm, is_compiled
         self.cluster, self.worker, workers = cluster, cluster.rank if cluster else 0, cluster.size if cluster else 1
         self.num_towers, self.name = len(placed.towers) * workers, f"training {next(_trainings) if cluster else 0}"
         self.all_reduce = AllReduce((HOST,), "collective", num_workers=workers, name=self.name)
@@ -111,7 +114,10 @@ class Training:
             ) from None
 
     def _mean_gradients(self, of_towers: Sequence[GradientsAndVariables]) -> GradientsAndVariables:
-        means = gradients.average_gradients(of_towers)
+        means = []
+        for pairs in zip(*gradients.with_gradients(of_towers), strict=True):
+            with tf.device(placement.of(pairs[0][1])):
+                means += gradients.average_gradients([[pair] for pair in pairs])
         if self.all_reduce.num_workers > 1:
             [values] = self.all_reduce.mean([[_of_known_shape(*pair) for pair in means]])
             means = [(value, variable) for value, (_, variable) in zip(values, means, strict=True)]

@@ -30,15 +30,17 @@ class RunConfig(library.run_config.RunConfig):
       check_towers: auto: the first training compares several towers of one process with one device, as
         tower_train.estimator.check does, before it begins; it prints a line, and raises if they differ; never: it does
         not.
+      jit_compile: always: XLA compiles model_fn in each tower; never; auto: on GPUs. session_config's global_jit_level
+        has TensorFlow compile what it chooses.
     """
 
     def __init__(
         self, *args, num_gpus: int | None = None, gpus: Sequence[int] | None = None,
         worker_timeout_secs: float = Config.worker_timeout_secs, batch_norm: str = "global",
-        check_towers: str = "auto", **kwargs,
+        check_towers: str = "auto", jit_compile: str = "auto", **kwargs,
     ):  # fmt: skip
-        placement.check_choices("RunConfig", batch_norm=batch_norm, check_towers=check_towers)
-        self._batch_norm, self._check_towers = batch_norm, check_towers
+        placement.check_choices("RunConfig", batch_norm=batch_norm, check_towers=check_towers, jit_compile=jit_compile)
+        self._batch_norm, self._check_towers, self._jit_compile = batch_norm, check_towers, jit_compile
         self._num_gpus, self._gpus, self._worker_timeout_secs = num_gpus, gpus, worker_timeout_secs
         super().__init__(*args, **kwargs)
 
@@ -46,6 +48,7 @@ class RunConfig(library.run_config.RunConfig):
     gpus = property(lambda self: self._gpus)
     batch_norm = property(lambda self: self._batch_norm)
     check_towers = property(lambda self: self._check_towers)
+    jit_compile = property(lambda self: self._jit_compile)
     worker_timeout_secs = property(lambda self: self._worker_timeout_secs)
 
     @property
@@ -61,15 +64,13 @@ class RunConfig(library.run_config.RunConfig):
         strategys = [tf.DeviceSpec.from_string(name) for name in names]
         return [device.device_index for device in strategys if device.device_type == "GPU"] or len(names)
 
+    def is_compiled(self, placed: devices.Devices) -> bool:
+        """Returns whether XLA compiles model_fn for towers on these devices."""
+        return self.jit_compile == "always" or (self.jit_compile == "auto" and bool(placed.gpus))
+
     def replace(self, **changes) -> "RunConfig":
-        allowed = [
-            *library.run_config._DEFAULT_REPLACEABLE_LIST,
-            "num_gpus",
-            "gpus",
-            "worker_timeout_secs",
-            "batch_norm",
-            "check_towers",
-        ]
+        ours = ["num_gpus", "gpus", "worker_timeout_secs", "batch_norm", "check_towers", "jit_compile"]
+        allowed = [*library.run_config._DEFAULT_REPLACEABLE_LIST, *ours]
         return self._replace(copy.deepcopy(self), allowed, **changes)
 
     def _init_distributed_setting_from_environment_var(self, tf_config: dict) -> None:
