@@ -15,7 +15,7 @@ import soak_runs
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.cluster import heartbeat
+from tower_train.cluster import agreement, heartbeat
 from tower_train.cluster.agreement import Agreement
 from tower_train.cluster.board import WorkerState
 from tower_train.cluster.task import Policy, Task
@@ -108,6 +108,29 @@ def test_who_is_stuck_in_a_step_without_a_missing_worker_leaves_as_it_was_told(m
         with pytest.raises(errors.WorkerError, match="is missing") as late:  # as of a graph that is built meanwhile
             chief.session_opened(None)
     assert late.value is error and f"worker 1 ({hosts[1]}) is missing" in str(error)
+
+
+def test_a_worker_that_starts_again_at_the_end_learns_it_from_the_chief_which_waits_for_it(monkeypatch, capsys):
+    """Its first start dies before the end, as of a chief that was stopped meanwhile."""
+    monkeypatch.setattr(agreement, "_trained_with", set())
+    hosts = clusters.hosts(2)
+    chief, other, again = (clusters.member(hosts, index, 2.0, 60.0, waits=True) for index in (0, 1, 1))
+    with concurrent.futures.ThreadPoolExecutor() as pool, chief:
+        other.__enter__()
+        agreed = [pool.submit(member.agree, dict, 3, 9) for member in (chief, other)]
+        assert [each.result(jobs.WAIT_SECS) for each in agreed] == [(3, 9)] * 2
+        chief._heartbeat.note(state=WorkerState.DONE)
+        other._heartbeat.end()
+        left = pool.submit(chief.leave, "last step")
+        jobs.wait_for(lambda: chief._heartbeat.status.state is WorkerState.OVER)
+        agreement._trained_with.clear()  # as in another process
+        with pytest.raises(agreement.RunOver) as over, again:
+            again.agree(dict, 0, 9)
+        assert over.value.stopped_by == left.result(jobs.WAIT_SECS) == "last step"
+    assert (
+        f"*** Staying for at most 60 s, to tell worker 1 ({hosts[1]}) that the run has ended."
+        in capsys.readouterr().out
+    )
 
 
 def test_a_worker_that_fails_before_the_chief_has_started_is_named():

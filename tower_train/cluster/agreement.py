@@ -13,6 +13,7 @@ from tower_train.console import say
 
 _MOST_SHOWN = 5  # differences between workers
 _COMPARISON = "number of the comparison"
+_trained_with: set[tuple[Task, str]] = set()  # starts of chiefs, in this process: their end is no news to it
 
 
 @dataclasses.dataclass(eq=False)
@@ -49,6 +50,7 @@ class Agreement:
         else:
             chief = self._await_chief(about)
             steps_done, last_step = chief.steps
+            _trained_with.add((self._task, chief.start_id))
             self._heartbeat.tell(state=WorkerState.TRAINING, step=steps_done, members=chief.members)
         return steps_done, last_step
 
@@ -92,8 +94,7 @@ class Agreement:
         """Waits for a start of the chief that trains with this start of this worker; returns its status."""
         compared = None
         while self._heartbeat.status.start_id not in (chief := self._chief).members:
-            if self._heartbeat.rendezvous.is_elastic:
-                self._wait_for_place(chief)
+            self._wait_for_place(chief)
             is_of_now = chief.about is not None and chief.state is not WorkerState.OVER
             if is_of_now and chief.start_id != compared:
                 compared = chief.start_id
@@ -110,11 +111,13 @@ class Agreement:
 
     def _wait_for_place(self, chief: WorkerStatus) -> None:
         """Says what the others do while this worker waits for a place among them; RunOver if they have ended."""
-        if chief.state is WorkerState.OVER and chief.stopped_by != RESIZED:
+        is_over = chief.state is WorkerState.OVER and chief.stopped_by != RESIZED
+        if is_over and self._heartbeat.has_row and (self._task, chief.start_id) not in _trained_with:
             self._heartbeat.end(WorkerState.GONE)
             say(f"*** The run has ended at step {chief.step} ({chief.stopped_by}), without this worker.")
             raise RunOver(chief.stopped_by, chief.step)
-        if chief.state is WorkerState.TRAINING and self._named_chief != chief.start_id:
+        is_elastic = self._heartbeat.rendezvous.is_elastic
+        if is_elastic and chief.state is WorkerState.TRAINING and self._named_chief != chief.start_id:
             self._named_chief, most, step = chief.start_id, self._heartbeat.rendezvous.most, chief.step
             say(f"*** {len(chief.group)} of at most {most} train, at step {step}: waiting for a place among them.")
 

@@ -75,6 +75,14 @@ class FailureDetector:
         outside = set(range(1, len(self.statuses))).difference(mine.group)
         return [i for i in sorted(outside) if self.statuses[i].state is WorkerState.READY and not self.is_silent(i)]
 
+    def newcomers(self) -> list[int]:
+        """Returns the tasks that live and have not begun to train."""
+        begun = (WorkerState.STARTING, WorkerState.READY)
+        return [
+            i for i, status in enumerate(self.statuses)
+            if i and status.start_id and status.state in begun and not self.is_silent(i)
+        ]  # fmt: skip
+
     def is_gone(self, worker: int, mine: WorkerStatus) -> bool:
         """Returns whether a worker's start, with which this worker, the chief, trained, is over."""
         status = self.statuses[worker]

@@ -52,7 +52,8 @@ class Heartbeat:
         self.status, self.failure, self.session = WorkerStatus(start_id=uuid.uuid4().hex), None, None
         self.first_step, self.is_to_resize, self.is_displaced = None, False, False
         self._interval = min(1.0, policy.worker_timeout_secs / 10)  # during training
-        self._has_row, self._seen, self._seen_at = task.is_chief, None, 0.0
+        # Whether this worker's status is on the board: nobody else lives in its place.
+        self.has_row, self._seen, self._seen_at = task.is_chief, None, 0.0
         self._changed, self._ended, self._freed = threading.Event(), threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -96,7 +97,7 @@ class Heartbeat:
         if not self.failure:
             self._tell_failure(error)
             deadline = time.monotonic() + self._policy.worker_timeout_secs
-            while not (self._has_row and self.status.chief or self.is_displaced) and time.monotonic() < deadline:
+            while not (self.has_row and self.status.chief or self.is_displaced) and time.monotonic() < deadline:
                 time.sleep(WAITING_SECS)
         time.sleep(3 * self._interval)  # for the others to read why
 
@@ -163,7 +164,7 @@ class Heartbeat:
 
     def _exchange(self) -> None:
         with contextlib.suppress(tf.errors.OpError):
-            if not (self._has_row or self._take_row()):
+            if not (self.has_row or self._take_row()):
                 return
             with self._lock:
                 chief = self.status.chief
@@ -183,8 +184,8 @@ class Heartbeat:
             self.is_displaced = bool(seen and seen[0] == before.start_id)
             self._seen_at = now
         is_silent = now - self._seen_at > _SILENT_BEATS * self._interval
-        self._has_row = not before.start_id or before.state in _LEFT or is_silent
-        return self._has_row
+        self.has_row = not before.start_id or before.state in _LEFT or is_silent
+        return self.has_row
 
     def _release(self) -> None:
         """Frees a step that waits for a missing worker; ends the process if that does not help."""

@@ -20,11 +20,13 @@ from tower_train.cluster.board import Board, WorkerState
 from tower_train.cluster.heartbeat import WAITING_SECS, Heartbeat
 from tower_train.cluster.rendezvous import LEAVING, RESIZED
 from tower_train.cluster.task import RESIZES, Policy, Task
-from tower_train.console import notice
+from tower_train.console import notice, say
 from tower_train.graph.devices import Devices
 
 v1 = tf.compat.v1
 LeaveAtOnce = Callable[[errors.UserError], None]
+
+_RETURN_SECS = 60  # in which a lost worker starts itself again, also on a busy machine
 
 _servers: dict[Task, tf.distribute.Server] = {}  # TensorFlow stops none before the process ends
 
@@ -215,9 +217,33 @@ class WorkerMembership(Membership):
         next_group = self._heartbeat.next_start().group
         self._heartbeat.tell(state=WorkerState.OVER, stopped_by=of_all, next_group=next_group)
         self._wait_for_others(WorkerState.GONE)
-        while of_all != RESIZED and self._waiting():
-            self._heartbeat.pause()  # for workers without a place to learn that the run is over
+        if of_all != RESIZED:
+            self._tell_latecomers(may_return=of_all not in LEAVING)  # else who was told to end stays away
         return of_all
+
+    def _tell_latecomers(self, may_return: bool) -> None:
+        """Stays, as the chief of a run that is over, until workers outside of it have learnt that; and some time for
+        lost ones that start themselves again, which would wait for it for ever."""
+        now, lost = time.monotonic(), self._lost() if self._policy.waits or self._rendezvous.is_elastic else []
+        if not may_return:
+            lost = []
+        if lost:
+            names = ", ".join(map(self.task.name, lost))
+            say(f"*** Staying for at most {_RETURN_SECS} s, to tell {names} that the run has ended.")
+        while (
+            self._detector.newcomers()
+            and time.monotonic() < now + self._policy.start_timeout_secs
+            or (set(lost) & set(self._lost()) and time.monotonic() < now + _RETURN_SECS)
+        ):
+            self._heartbeat.pause()
+
+    def _lost(self) -> list[int]:
+        """Returns the tasks of this run that have neither left nor made a mistake."""
+        statuses = self._detector.statuses
+        return [
+            i for i in self._heartbeat.status.group
+            if i and statuses[i].state is not WorkerState.GONE and not statuses[i].has_mistake
+        ]  # fmt: skip
 
     def resized(self) -> errors.WorkerError:
         """Returns the error with which a cluster restarts itself once it has left because of RESIZED."""

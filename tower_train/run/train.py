@@ -182,4 +182,9 @@ def conclude(training: Training, result: Result) -> Result:
         raise failure
     known = None if result.reason is StopReason.ANOTHER_WORKER else result.reason.value
     reason = StopReason(training.membership.leave(known) or StopReason.ANOTHER_WORKER)
+    if reason is StopReason.ANOTHER_WORKER:  # which has asked all to stop, and died before it said why
+        raise errors.WorkerError(
+            f"A worker has ended the run at step {result.step} of {plan.last_step}, and is lost. Saved: start all "
+            "again, with the same command."
+        )
     return dataclasses.replace(result, reason=reason)
