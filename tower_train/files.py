@@ -1,4 +1,4 @@
-"""Opening, reading and locking files that anybody may have put there. No TensorFlow here."""
+"""Opening, reading and locking files of a run, which anybody may have put there. No TensorFlow here."""
 
 import contextlib
 import errno
@@ -7,29 +7,14 @@ import pathlib
 import stat
 from collections.abc import Iterator
 
-MOST_BYTES = 2**30  # of a file that is read as a whole, such as an image or metrics.jsonl
+MOST_BYTES = 2**30  # of a file that is read as a whole, such as metrics.jsonl
 
 
 def open_in_run(path: str | os.PathLike, mode: str):
     """Opens a file of a run, unbuffered; OSError for a link, as a run is data and writes nowhere else, or a FIFO."""
-    return _open(path, mode, os.O_NOFOLLOW)
 
-
-def read_in_run(path: str | os.PathLike) -> bytes:
-    """Reads a file of a run; OSError as `open_in_run`, or if it has more than MOST_BYTES."""
-    with open_in_run(path, "rb") as file:
-        return _read(file, MOST_BYTES)
-
-
-def read(path: str | os.PathLike, most_bytes: int = MOST_BYTES) -> bytes:
-    """Reads a user's file; OSError for a FIFO or a device, which may have no end, or for more than most_bytes."""
-    with _open(path, "rb") as file:
-        return _read(file, most_bytes)
-
-
-def _open(path: str | os.PathLike, mode: str, flags: int = 0):
-    def opener(path: str, flags_of_mode: int) -> int:
-        return os.open(path, flags_of_mode | flags | os.O_NONBLOCK, 0o666)  # a FIFO would wait for its other end
+    def opener(path: str, flags: int) -> int:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)  # a FIFO would wait for its other end
 
     try:
         file = open(path, mode, buffering=0, opener=opener)
@@ -43,10 +28,12 @@ def _open(path: str | os.PathLike, mode: str, flags: int = 0):
     return file
 
 
-def _read(file, most_bytes: int) -> bytes:
-    if (size := os.fstat(file.fileno()).st_size) > most_bytes:
-        raise OSError(errno.EFBIG, f"it has {size:,} bytes, and at most {most_bytes:,} are read", file.name)
-    return file.readall()
+def read_in_run(path: str | os.PathLike) -> bytes:
+    """Reads a file of a run; OSError as `open_in_run`, or if it has more than MOST_BYTES."""
+    with open_in_run(path, "rb") as file:
+        if (size := os.fstat(file.fileno()).st_size) > MOST_BYTES:
+            raise OSError(errno.EFBIG, f"it has {size:,} bytes, and at most {MOST_BYTES:,} are read", file.name)
+        return file.readall()
 
 
 @contextlib.contextmanager

@@ -75,6 +75,14 @@ def test_a_console_script_is_the_command_of_its_name(without_tensorflow, tmp_pat
     assert shown.returncode == 0 and shown.stdout == without_tensorflow(module, "--help").stdout
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_change_no_status(closed):
+    for words, status in (("--help", 0), ("--train_dir", 2)):
+        command = f"{sys.executable} -m tower_train {words} {closed}"
+        done = subprocess.run(command, shell=True, cwd=jobs.ROOT, capture_output=True, text=True)
+        assert done.returncode == status and "Traceback" not in done.stderr
+
+
 def test_help_comes_within_a_second():
     """Of the processor: less than half of what importing TensorFlow takes on the fastest machines."""
     before = os.times()

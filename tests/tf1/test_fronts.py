@@ -1,4 +1,4 @@
-"""What old programs call of Keras 2, Horovod and tf.contrib, each by a small program against numpy or one device."""
+"""Names that old programs call of Keras 2, Horovod and tf.contrib, by small programs against numpy or one device."""
 
 import ast
 import re

@@ -5,6 +5,7 @@ import os
 import pathlib
 import shutil
 import warnings
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import keras
@@ -74,62 +75,76 @@ def export(options: ExportOptions, folder: pathlib.Path, workload: Workload | No
             f"--keras: the network of workload {run.workload.name} is no tower_train.keras_network(build). Leave the "
             "option out, for a SavedModel."
         )
-    built, session = serving.opened(run, placed)
+    features = run.examples.first(_COMPARED)[0]
+    built, values, expected = _trained(run, placed, features)
     if options.probabilities and not built.class_names:
         raise errors.RunError("--probabilities: the outputs are none of classes with names. Leave the option out.")
-    features = run.examples.first(_COMPARED)[0]
-    with session, built.graph.as_default():
-        values = session.run({variable.op.name: variable for variable in v1.global_variables()})
-        expected = session.run(
-            built.outputs, dict(zip(built.features.values(), tf.nest.flatten(features), strict=True))
-        )
     ends = built.is_probable or options.probabilities
     wanted = [expected["probabilities" if ends else "logits"]] if built.class_names else list(expected.values())
     preparation = _preparation(run.workload, features) if run.workload.prepare else None
     is_raw = preparation is not None or not run.workload.prepare
     inputs = features if is_raw else _prepared(run.workload, features)
     activation = ("sigmoid" if built.are_of_several else "softmax") if ends and not built.is_probable else None
-    files = {_MODEL if is_raw else _PREPARED_MODEL: keras.Model.save, _WEIGHTS: keras.Model.save_weights}
+    main = _MODEL if is_raw else _PREPARED_MODEL
 
     def save(_) -> str:
         network = build()
         for name, variable in named_variables(network).items():
             variable.assign(values[name])
-        model, more = _extended(network, inputs, preparation, activation, kept_in(run.dtype)), ""
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(partial := folder / ".keras.partial", ignore_errors=True)  # of a process that was killed
-            partial.mkdir()
-            try:
-                for name, write in files.items():
-                    write(network if name == _WEIGHTS else model, partial / name)
-                    if name != _WEIGHTS:
-                        more = _check(partial / name, inputs, wanted, run.dtype)
-                for name in files:
-                    os.replace(partial / name, folder / name)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
-            if built.class_names:
-                labels = json.dumps(dict(enumerate(built.class_names)), indent=1, ensure_ascii=False)
-                disk.replace(folder / _LABELS, f"{labels}\n".encode())
-        except (OSError, UnicodeEncodeError) as error:
-            raise errors.RunError(
-                f"{folder} cannot be written ({errors.reason(error)}). Name another with --export_dir."
-            ) from None
-        return more
+        model = _extended(network, inputs, preparation, activation, kept_in(run.dtype))
+        writes = {main: model.save, _WEIGHTS: network.save_weights}
+        return _write(folder, writes, lambda path: _check(path, inputs, wanted, run.dtype), built.class_names)
 
     loads = build_isolated(save, run.dtype, valued=True)
-    for name in set(names) - {*files, _LABELS}:  # of an earlier export
+    for name in set(names) - {main, _WEIGHTS, _LABELS}:  # of an earlier export
         (folder / name).unlink(missing_ok=True)
     takes = "raw features" if is_raw else "features as `prepare` of the workload makes them"
     takes += ", values 0 to 255 of images" if is_raw and built.files is not None else ""
     gives = ("probabilities" if ends else "logits (--probabilities ends it by a softmax)") if built.class_names else ""
-    written = [*files, *([_LABELS] if built.class_names else [])]
+    written = [main, _WEIGHTS, *([_LABELS] if built.class_names else [])]
     return [
         f"Exported: {', '.join(str(folder / name) for name in written)}",
-        f"{next(iter(files))} takes {takes}{f', and gives {gives}' if gives else ''}; loaded again it gave what the "
+        f"{main} takes {takes}{f', and gives {gives}' if gives else ''}; loaded again it gave what the "
         f"run's network gives of {len(wanted[0])} examples.{loads}",
     ]
+
+
+def _trained(run: saved_run.SavedRun, placed: devices.Devices, features) -> tuple[serving.ServingGraph, dict, dict]:
+    """Returns a run's network, its variables' values and what it gives of features, both by name."""
+    built, session = serving.opened(run, placed)
+    with session, built.graph.as_default():
+        values = session.run({variable.op.name: variable for variable in v1.global_variables()})
+        feed = dict(zip(built.features.values(), tf.nest.flatten(features), strict=True))
+        return built, values, session.run(built.outputs, feed)
+
+
+def _write(
+    folder: pathlib.Path,
+    writes: dict[str, Callable[[pathlib.Path], None]],
+    check: Callable[[pathlib.Path], str],
+    class_names: Sequence[str],
+) -> str:
+    """Writes files by name and, once the first is checked, puts all of them in place; returns what the check says."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(partial := folder / ".keras.partial", ignore_errors=True)  # of a process that was killed
+        partial.mkdir()
+        try:
+            for name, write in writes.items():
+                write(partial / name)
+            checked = check(partial / next(iter(writes)))
+            for name in writes:
+                os.replace(partial / name, folder / name)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        if class_names:
+            labels = json.dumps(dict(enumerate(class_names)), indent=1, ensure_ascii=False)
+            disk.replace(folder / _LABELS, f"{labels}\n".encode())
+    except (OSError, UnicodeEncodeError) as error:
+        raise errors.RunError(
+            f"{folder} cannot be written ({errors.reason(error)}). Name another with --export_dir."
+        ) from None
+    return checked
 
 
 def _extended(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +28,13 @@ class EvaluationStream(NamedTuple):
     counted: list[tf.Tensor]  # over towers, bool [tower_batch], which examples count
     firsts: list[tf.Tensor]  # over towers, int64 scalar, the index of its first example
     initializer: tf.Operation  # op that puts the stream at its start
+
+    def gathered(self, by_tower: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Joins the rows of towers, less those that only fill up the end."""
+        return tf.boolean_mask(tf.concat(by_tower, axis=0), tf.concat(self.counted, axis=0))
+
+    def all_gathered(self, by_tower: Sequence[Tensors]) -> Tensors:
+        return tf.nest.map_structure(lambda *tensors: self.gathered(tensors), *by_tower)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,25 +97,19 @@ def evaluation_graph(
         if is_compiled:
             xla.prepare(graph, devices.session_config)
 
-        def gathered(by_tower: list[tf.Tensor]) -> tf.Tensor:
-            return tf.boolean_mask(tf.concat(by_tower, axis=0), tf.concat(stream.counted, axis=0))
-
-        def all_gathered(by_tower: list[Tensors]) -> Tensors:
-            return tf.nest.map_structure(lambda *tensors: gathered(tensors), *by_tower)
-
         labels = [Weighted.of(labels).labels for _, labels in stream.batches]
         towers.check_classes(workload, examples, outputs[0], workload.metrics)
         predictions = classes = None
         has_classes = network.are_of_classes(outputs[0], examples)
         if has_classes and tf.is_tensor(labels[0]) and labels[0].shape.rank == 1:
-            predictions = gathered([tf.argmax(output, axis=-1) for output in outputs])
-            classes = gathered([tf.cast(batch, tf.int64) for batch in labels])
+            predictions = stream.gathered([tf.argmax(output, axis=-1) for output in outputs])
+            classes = stream.gathered([tf.cast(batch, tf.int64) for batch in labels])
         return EvaluationGraph(
             graph=graph,
             number=tf.reduce_sum(tf.cast(tf.concat(stream.counted, axis=0), tf.int64)),
-            metrics={name: gathered([metrics[name] for metrics in by_tower]) for name in by_tower[0]},
+            metrics={name: stream.gathered([metrics[name] for metrics in by_tower]) for name in by_tower[0]},
             loss=None if None in losses else tf.add_n(losses),
-            whole=None if callable(workload.metrics) else (all_gathered(outputs), all_gathered(labels)),
+            whole=None if callable(workload.metrics) else (stream.all_gathered(outputs), stream.all_gathered(labels)),
             predictions=predictions,
             labels=classes,
             has_classes=has_classes,

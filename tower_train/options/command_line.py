@@ -121,6 +121,9 @@ def parse_values(
 
 def run(main: Callable[[Sequence[str]], int]) -> None:
     """Runs a command and exits with the status that it returns; a user's mistake is a line on stderr and status 2."""
+    for name in ("stdin", "stdout", "stderr"):  # closed, its descriptor would be that of the next file
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))
     try:
         status = main(sys.argv)
     except errors.UserError as error:

@@ -1,4 +1,4 @@
-"""What the layers of a Keras model compute in a step: on one device and in towers."""
+"""Outputs and added losses of a Keras model's layers in a step: on one device and in towers."""
 
 import contextlib
 import inspect

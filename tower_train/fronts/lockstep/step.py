@@ -38,7 +38,7 @@ _NO_EXAMPLES = ("Shape", "ShapeN", "Size", "Unique")  # depend on no example's v
 
 
 class Updates:
-    """What optimizers update within a `with` block, in no tower: (optimizer, its gradients and variables)."""
+    """The updates of optimizers within a `with` block, in no tower: (optimizer, its gradients and variables)."""
 
     def __init__(self):
         self.updates: list[Update] = []
