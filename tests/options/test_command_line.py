@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -78,7 +79,7 @@ def test_a_console_script_is_the_command_of_its_name(without_tensorflow, tmp_pat
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_standard_streams_change_no_status(closed):
     for words, status in (("--help", 0), ("--train_dir", 2)):
-        command = f"{sys.executable} -m tower_train {words} {closed}"
+        command = f"{shlex.quote(sys.executable)} -m tower_train {words} {closed}"
         done = subprocess.run(command, shell=True, cwd=jobs.ROOT, capture_output=True, text=True)
         assert done.returncode == status and "Traceback" not in done.stderr
 
