@@ -136,7 +136,7 @@ def test_losses_of_any_workload_are_those_of_its_examples_alone(kind, tmp_path):
         losses = (given[:, 0] - labels) ** 2
     assert count == 30
     np.testing.assert_allclose([each.loss for each in found], np.sort(losses)[::-1][:5], rtol=1e-4)
-    assert all(each.picture is None and each.features for each in found)
+    assert all(each.picture is None and each.words for each in found)
 
 
 def test_what_a_stranger_wrote_is_text(run, tmp_path):

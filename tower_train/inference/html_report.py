@@ -1,6 +1,7 @@
 """The report of a run as one HTML file, without network, script or matplotlib."""
 
 import base64
+import contextlib
 import html
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +13,8 @@ from tower_train.inference.hardest import Hard
 from tower_train.options import as_text
 from tower_train.run_dir import directory
 
-_STYLE = """
+_HEAD = """<!doctype html><html lang=en><meta charset=utf-8><title>TITLE</title>
+<meta name=viewport content='width=device-width, initial-scale=1'><style>
 :root { color-scheme: light dark; --ground: #fff; --ink: #1d2126; --soft: #5c6670; --line: #d8dde3; --panel: #f4f6f8;
   --first: #0072b2; --second: #c4570a; }
 @media (prefers-color-scheme: dark) { :root { --ground: #15181c; --ink: #e4e7ea; --soft: #9aa4ae; --line: #333a42;
@@ -30,7 +32,7 @@ th, td { padding: .15rem .6rem .15rem 0; font-size: .9rem; text-align: left; bor
 .grid img { display: block; margin-bottom: .3rem; } svg text { font: 11px system-ui, sans-serif; }
 polyline { fill: none; stroke-linecap: round; } .axis { stroke: var(--line); } .first { stroke: var(--first); }
 .second { stroke: var(--second); stroke-width: 2; }
-"""
+</style><h1>TITLE</h1>"""
 _MOST_CLASSES, _MOST_NAMES, _MOST_POINTS = 30, 100, 400
 _SPLITS = {"evaluation": "test", "validation": "validation", "train_evaluation": "training"}
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 340, 200, 48, 24, 28, 14  # of a figure, in its own units
@@ -44,31 +46,35 @@ def render(run_dir: directory.RunDirectory, hard: tuple[int, str, Sequence[Hard]
       hard: (examples looked at, their name, those of the highest losses); or why there are none.
     """
     run, result, best = (run_dir.read(name) for name in (directory.RUN, directory.RESULT, directory.BEST))
-    try:
+    lists = {}
+    with contextlib.suppress(errors.RunError):  # no log line yet
         lists = curves.history(str(run_dir.path))
-    except errors.RunError:  # no log line yet
-        lists = {}
     title = f"{_text(run['workload'])}: {_text(run_dir.path.absolute().name)}"
-    sections = {
+    page = [_HEAD.replace("TITLE", title), _paragraph(f"{_state(run_dir, result, lists)} Begun {run.get('started')}.")]
+    for name, content in {
         "Results": _results(result, best, lists),
         "Curves": _curves(lists),
         "Confusion matrix": _confusion(result),
-        "Highest losses": _hard(hard),
+        "Highest losses": _paragraph(hard) if isinstance(hard, str) else _hard(*hard),
         "Data": _data(run["data"]),
         "Several towers and one": _proof(run.get("compared_with_one_tower")),
         "Options": _options(run),
         "Environment": _environment(run),
-    }
-    return (
-        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width, "
-        f"initial-scale=1'><title>{title}</title><style>{_STYLE}</style><h1>{title}</h1>"
-        f"<p>{_text(_state(run_dir, result, lists))} Begun {_text(run.get('started'))}.</p>"
-        + "".join(f"<h2>{name}</h2>{content}" for name, content in sections.items() if content)
-    )
+    }.items():
+        page += [f"<h2>{name}</h2>", content] if content else []
+    return "".join(page)
 
 
 def _text(value) -> str:
     return html.escape(str(value))
+
+
+def _paragraph(text: str) -> str:
+    return f"<p>{_text(text)}</p>"
+
+
+def _grid(least: str, cells: Sequence[str]) -> str:
+    return f"<div class=grid style='--least:{least}'>{''.join(cells)}</div>"
 
 
 def _table(rows: Sequence[Sequence], head: Iterable[str] = ()) -> str:
@@ -89,23 +95,18 @@ def _state(run_dir: directory.RunDirectory, result: Mapping, lists: Mapping) -> 
 
 
 def _results(result: Mapping, best: Mapping, lists: Mapping) -> str:
-    rows = [
-        [
-            metric,
-            _number(value["mean"]),
-            "" if value["low"] is None else f"{value['low']:.3f} to {value['high']:.3f}",
-            f"{result[name]['num_examples']} {split}",
-            result[name]["step"],
-        ]
-        for name, split in _SPLITS.items()
-        for metric, value in result.get(name, {}).get("metrics", {}).items()
-    ]
+    rows = []
+    for name, split in _SPLITS.items():
+        for metric, value in result.get(name, {}).get("metrics", {}).items():
+            interval = "" if value["low"] is None else f"{value['low']:.3f} to {value['high']:.3f}"
+            of, step = f"{result[name]['num_examples']} {split}", result[name]["step"]
+            rows.append([metric, _number(value["mean"]), interval, of, step])
     if not rows and "val_step" in lists:  # it trains, and has no result yet
         rows = [[name, _number(lists[f"val_{name}"][-1]), "", "", lists["val_step"][-1]] for name in _metrics(lists)]
     if best:
         rows.append([f"best {best['metric']}", _number(best["best"]["value"]), "", "", best["best"]["step"]])
     text = _table(rows, ["metric", "value", "95 % interval", "of examples", "step"])
-    return text or "<p>No evaluation yet: --eval_at_end and --eval_every_steps make some.</p>"
+    return text or _paragraph("No evaluation yet: --eval_at_end and --eval_every_steps make some.")
 
 
 def _metrics(lists: Mapping[str, list]) -> list[str]:
@@ -116,9 +117,9 @@ def _curves(lists: Mapping[str, list]) -> str:
     epochs = {"": lists.get("epoch", []), "train_": lists.get("val_epoch", []), "val_": lists.get("val_epoch", [])}
     figures = []
     for name in dict.fromkeys(["loss", *_metrics(lists)]):
-        first = "" if name == "loss" else "train_"
-        figures.append(_figure(name, *((epochs[kind], lists.get(kind + name, [])) for kind in (first, "val_"))))
-    return f"<div class=grid style='--least:17rem'>{''.join(figures)}</div>" if any(figures) else ""
+        kinds = ("" if name == "loss" else "train_", "val_")
+        figures.append(_figure(name, *((epochs[kind], lists.get(kind + name, [])) for kind in kinds)))
+    return _grid("17rem", figures) if any(figures) else ""
 
 
 def _figure(name: str, *curves: tuple[Sequence[float], Sequence[float | None]]) -> str:
@@ -164,64 +165,49 @@ def _confusion(result: Mapping) -> str:
     if len(names) > _MOST_CLASSES:
         wrong = sorted([(n, i, j) for i, row in enumerate(matrix) for j, n in enumerate(row) if i != j], reverse=True)
         return _table([(n, names[i], names[j]) for n, i, j in wrong[:20]], ["examples", "of class", "taken for"])
-    head = "".join(f"<th>{_text(name[:24])}" for name in names)
-    body = "".join(
-        f"<tr><th>{_text(name[:24])}" + "".join(f"<td style='--share:{n / (sum(row) or 1):.2f}'>{n}" for n in row)
-        for name, row in zip(names, matrix, strict=True)
-    )
-    about = f"<p>Rows: true classes, columns: predicted ones, of {_text(evaluation['data'])}.</p>"
+    head, body = "".join(f"<th>{_text(name[:24])}" for name in names), ""
+    for name, row in zip(names, matrix, strict=True):
+        cells = "".join(f"<td style='--share:{count / (sum(row) or 1):.2f}'>{count}" for count in row)
+        body += f"<tr><th>{_text(name[:24])}{cells}"
+    about = _paragraph(f"Rows: true classes, columns: predicted ones, of {evaluation['data']}.")
     return f"{about}<div class=wide><table class=matrix><tr><th>{head}{body}</table></div>"
 
 
-def _hard(hard: tuple[int, str, Sequence[Hard]] | str) -> str:
-    if isinstance(hard, str):
-        return f"<p>{_text(hard)}</p>"
-    looked_at, name, examples = hard
+def _hard(looked_at: int, of: str, examples: Sequence[Hard]) -> str:
     cells = []
     for each in examples:
-        picture = base64.b64encode(each.picture).decode() if each.picture else ""
-        shown = (
-            f"<img alt='' src='data:image/png;base64,{picture}'>" if picture else f"{_text(each.features[:200])}<br>"
-        )
-        became = "as predicted" if each.output == each.label else f"predicted {each.output[:80]}"
-        words = f"{each.label[:80]}, {became}"
-        cells.append(f"<div>{shown}{_text(words)}<br><small>loss {_number(each.loss)}</small></div>")
-    about = f"<p>Of {looked_at} examples of {_text(name)}.</p>"
-    return f"{about}<div class=grid style='--least:8.5rem'>{''.join(cells)}</div>"
+        picture = base64.b64encode(each.picture or b"").decode()
+        shown = f"<img alt='' src='data:image/png;base64,{picture}'>" if picture else ""
+        cells.append(f"<div>{shown}{_text(each.words)}<br><small>loss {_number(each.loss)}</small></div>")
+    return _paragraph(f"Of {looked_at} examples of {of}.") + _grid("8.5rem", cells)
 
 
 def _data(data: Mapping) -> str:
-    rows = [
-        ["examples", data.get("num_examples")],
-        *([name, data.get(name)] for name in ("name", "fingerprint", "notice")),
-    ]
     names, counts = data.get("class_names") or [], data.get("class_counts") or []
+    rows = [(name, data.get(name)) for name in ("name", "num_examples", "fingerprint", "notice") if data.get(name)]
     classes = [[name, *counts[i : i + 1]] for i, name in enumerate(names[:_MOST_NAMES])]
-    more = f"<p>and {len(names) - _MOST_NAMES} more</p>" if len(names) > _MOST_NAMES else ""
+    more = _paragraph(f"and {len(names) - _MOST_NAMES} more") if len(names) > _MOST_NAMES else ""
     shown = f"<details><summary>{len(names)} classes</summary>{_table(classes)}{more}</details>" if names else ""
-    return _table([row for row in rows if row[1] is not None]) + shown
+    return _table(rows) + shown
 
 
 def _proof(record: Mapping | None) -> str:
     if not record:
         return ""
     gap = record.get("largest_difference") or {}
-    steps = f"{record.get('steps')} steps of {record.get('examples')} examples in {record.get('dtype')}"
-    return _table(
-        [
-            ["compared", f"{record.get('towers')} towers with one, {steps}"],
-            ["verdict", record.get("differs") or record.get("undecided") or "they trained what one tower trains"],
-            ["largest difference", f"{_number(gap.get('relative'))} in {gap.get('of')}, step {gap.get('step')}"],
-        ]
+    verdict = record.get("differs") or record.get("undecided") or "they trained what one tower trains"
+    return _paragraph(
+        f"{record.get('towers')} towers with one, {record.get('steps')} steps of {record.get('examples')} examples "
+        f"in {record.get('dtype')}: {verdict}; largest difference {_number(gap.get('relative'))} in {gap.get('of')}."
     )
 
 
 def _options(run: Mapping) -> str:
-    usual = {name: field.default for name, field in Config.__dataclass_fields__.items()}
-    rows = {f"--{name}": as_text(value) for name, value in {**run["config"], **run.get("workload_options", {})}.items()}
-    given = [row for row in rows.items() if row[1] != as_text(usual.get(row[0][2:]))]
-    rest = _table([row for row in rows.items() if row not in given])
-    return f"{_table(given)}<details><summary>with their default values</summary>{rest}</details>"
+    usual = {name: as_text(field.default) for name, field in Config.__dataclass_fields__.items()}
+    given, rest = [], []
+    for name, value in {**run["config"], **run.get("workload_options", {})}.items():
+        (rest if as_text(value) == usual.get(name) else given).append((f"--{name}", as_text(value)))
+    return f"{_table(given)}<details><summary>with their default values</summary>{_table(rest)}</details>"
 
 
 def _environment(run: Mapping) -> str:
