@@ -11,10 +11,7 @@ USAGE = """
 Writes a run, also one that trains, as one HTML file for any browser, without network: python -m tower_train.report
 [options] TRAIN_DIR
 
-It has the results, curves, confusion matrix, the examples of the highest losses, data, the comparison of towers,
-options and environment, and replaces TRAIN_DIR/report.html.
-
-Exit status: 0 done, 2 an option or a file is wrong.
+Replaces TRAIN_DIR/report.html. Exit status: 0 done, 2 an option or a file is wrong.
 """
 _HARD = 12  # examples
 

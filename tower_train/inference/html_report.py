@@ -22,20 +22,21 @@ _HEAD = """<!doctype html><html lang=en><meta charset=utf-8><title>TITLE</title>
 body { max-width: 60rem; margin: auto; padding: 1rem; background: var(--ground); color: var(--ink);
   font: 16px/1.5 system-ui, sans-serif; overflow-wrap: break-word; }
 h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
-p { margin: .3rem 0; color: var(--soft); } small, svg text { color: var(--soft); fill: var(--soft); }
+p { margin: .3rem 0; } p, small { color: var(--soft); }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .15rem .6rem .15rem 0; font-size: .9rem; text-align: left; border-bottom: 1px solid var(--line); }
 .matrix :is(th, td) { padding: .15rem .4rem; text-align: right; white-space: nowrap; }
 .matrix td { background: color-mix(in srgb, var(--first) calc(var(--share) * 60%), transparent); }
 .grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(var(--least), 1fr)); gap: .8rem; }
 .grid > * { background: var(--panel); border-radius: 6px; padding: .5rem; font-size: .85rem; }
-.grid img { display: block; margin-bottom: .3rem; } svg text { font: 11px system-ui, sans-serif; }
-polyline { fill: none; stroke-linecap: round; } .axis { stroke: var(--line); } .first { stroke: var(--first); }
-.second { stroke: var(--second); stroke-width: 2; }
+.grid img { display: block; margin-bottom: .3rem; } .first { color: var(--first); } .second { color: var(--second); }
+svg { display: block; width: 100%; height: 9rem; margin: .3rem 0; overflow: visible; border: 1px var(--line);
+  border-style: solid none; }
+polyline { fill: none; stroke: currentcolor; stroke-width: 2px; stroke-linecap: round;
+  vector-effect: non-scaling-stroke; }
 </style><h1>TITLE</h1>"""
 _MOST_CLASSES, _MOST_NAMES, _MOST_POINTS = 30, 100, 400
 _SPLITS = {"evaluation": "test", "validation": "validation", "train_evaluation": "training"}
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 340, 200, 48, 24, 28, 14  # of a figure, in its own units
 
 
 def render(run_dir: directory.RunDirectory, hard: tuple[int, str, Sequence[Hard]] | str) -> str:
@@ -129,32 +130,18 @@ def _figure(name: str, *curves: tuple[Sequence[float], Sequence[float | None]]) 
     ys, last = [y for pairs in known for _, y in pairs], max([x for pairs in known for x, _ in pairs], default=0) or 1
     if not ys:
         return ""
-    is_log = 0 < 100 * min(ys) < max(ys)
-    scaled = math.log10 if is_log else float
+    scaled, scale = (math.log10, ", logarithmic") if 0 < 100 * min(ys) < max(ys) else (float, "")
     low, high = scaled(min(ys)), scaled(max(ys))
-    low, high = (low, high) if high > low else (low - 0.5, high + 0.5)
-
-    def down(y: float) -> float:
-        return round(_TOP + (_HEIGHT - _TOP - _BOTTOM) * (high - y) / (high - low), 1)
-
-    parts = []
-    for y in (low + (high - low) * i / 3 for i in range(4)):
-        parts.append(f"<line class=axis x1={_LEFT} x2={_WIDTH - _RIGHT} y1={down(y)} y2={down(y)} />")
-        parts.append(_label(_LEFT - 6, down(y) + 4, _number(10**y if is_log else y), "end"))
-    for i, (kind, what, pairs) in enumerate(zip(("first", "second"), ("training", "evaluation"), known, strict=True)):
+    legend = lines = ""
+    for kind, what, pairs in zip(("first", "second"), ("training", "evaluation"), known, strict=True):
         if pairs:
-            pairs = [*pairs[:: -(-len(pairs) // _MOST_POINTS)], pairs[-1]]
-            width = " style='stroke-width:6'" * (len(pairs) == 2)  # of a lone point
-            points = " ".join(f"{_LEFT + (_WIDTH - _RIGHT - _LEFT) * x / last:.1f},{down(scaled(y))}" for x, y in pairs)
-            parts.append(f"<polyline class={kind}{width} points='{points}' />")
-            parts.append(_label(_WIDTH - _RIGHT - 75 * i, 17, what, "end", f"--soft:var(--{kind})"))
-    parts += [_label(8, 17, name, "start", "--soft:var(--ink)"), _label(_LEFT, _HEIGHT - 7, "0")]
-    parts.append(_label(_WIDTH - _RIGHT, _HEIGHT - 7, f"{_number(last)} epochs", "end"))
-    return f"<svg viewBox='0 0 {_WIDTH} {_HEIGHT}'>{''.join(parts)}</svg>"
-
-
-def _label(x: float, y: float, text: str, anchor: str = "start", style: str = "") -> str:
-    return f"<text x={x} y={y} text-anchor={anchor} style='{style}'>{_text(text)}</text>"
+            pairs = [*pairs[:: -(-len(pairs) // _MOST_POINTS)], pairs[-1]]  # one point twice is drawn as a dot
+            points = [f"{300 * x / last:.1f},{99 - 98 * (scaled(y) - low) / (high - low or 1):.1f}" for x, y in pairs]
+            lines += f"<polyline class={kind} points='{' '.join(points)}' />"
+            legend += f" <span class={kind}>{what}</span>"
+    svg = f"<svg viewBox='0 0 300 100' preserveAspectRatio=none>{lines}</svg>"
+    below = f"0 to {_number(last)} epochs, {_number(min(ys))} to {_number(max(ys))}{scale}"
+    return f"<div><strong>{_text(name)}</strong>{legend}{svg}<small>{below}</small></div>"
 
 
 def _confusion(result: Mapping) -> str:
