@@ -12,7 +12,7 @@ import toy_workload
 
 from tower_train import errors
 from tower_train.data import tf_data
-from tower_train.inference import evaluator
+from tower_train.inference import curves, evaluator
 from tower_train.run_dir import directory
 
 TOY = toy_workload.WORKLOAD
@@ -130,8 +130,13 @@ def test_an_evaluation_that_fails_costs_no_step_and_what_was_saved_is_told_first
     assert f"*** The evaluation of {tmp_path}/model.ckpt-3 failed: {error}" in out and "the run goes on." in out
     assert f"\nSaved:    {tmp_path}/model.ckpt-6\n" in out and "Evaluate: " in out
     assert jobs.read_json(tmp_path, "result.json")["step"] == jobs.saved_step(tmp_path) == 6
-    assert jobs.train_toy(tmp_path, max_steps=6, eval_at_end=True).step == 6
-    assert jobs.read_json(tmp_path, "result.json")["evaluation"]["step"] == 6
+    (tmp_path / "result.json").unlink()  # as if killed after the last save
+    loss = jobs.metrics(tmp_path)[-1]["loss"]
+    for _ in range(2):
+        assert jobs.train_toy(tmp_path, max_steps=6, eval_every_steps=3, eval_at_end=True).step == 6
+        result = jobs.read_json(tmp_path, "result.json")
+        assert (result["evaluation"]["step"], result["loss"]) == (6, loss)
+        assert curves.history(tmp_path)["val_step"] == [3, 6], "once each"
 
 
 def test_a_start_that_fails_leaves_folders_of_the_users_and_older_runs_as_they_were(tmp_path):

@@ -65,7 +65,7 @@ def test_a_train_dir_that_tensorflow_takes_for_a_pattern_is_an_error(name, tmp_p
 
 
 def _line(step):
-    return json.dumps({"step": step, "loss": 0.5})
+    return json.dumps({"step": step, "epoch": 0.5, "loss": 0.5})
 
 
 @pytest.mark.parametrize(

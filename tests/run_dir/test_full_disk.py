@@ -11,6 +11,7 @@ import small_disk
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.inference import curves
 from tower_train.run_dir import directory, logs
 
 v1 = tf.compat.v1
@@ -83,8 +84,9 @@ def test_where_the_last_save_fails_the_status_says_so_and_the_good_checkpoints_s
 def test_no_save_is_made_in_a_train_dir_that_was_taken_away_until_it_is_back(undisturbed, tmp_path, capsys):
     run, away = tmp_path / "run", tmp_path / "away"
     actions = {12: lambda _: run.rename(away), 22: lambda _: away.rename(run)}
-    result = jobs.train_toy(run, [jobs.At(actions)], max_steps=40, **EVERY)
+    result = jobs.train_toy(run, [jobs.At(actions)], max_steps=40, eval_every_steps=20, **EVERY)
     assert (result.step, result.failed_saves) == (40, 1)
+    assert curves.history(run)["val_step"] == [30, 40], "after the next save"
     told = capsys.readouterr().out
     assert "*** Failed save number 1: the checkpoint of step 20 could not be saved (" in told
     assert "was deleted or moved; move it back" in told

@@ -1,7 +1,6 @@
 """The curves of runs: their history, a figure of it, and a table."""
 
 import io
-import json
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -11,8 +10,8 @@ from tower_train.config import Config
 from tower_train.console import one_line
 from tower_train.options import FAULTS, MACHINES, REPORTS, RUN
 from tower_train.run_dir import disk, json_files
+from tower_train.run_dir.json_files import OF_EVALUATION
 
-OF_EVALUATION = "val_"  # the beginning of the names of an evaluation's metrics, as Keras has them
 _MOST_PANELS = 4
 _NOTE = (
     "The training loss: of augmented batches, with dropout and weight decay. All else: without, by averaged weights."
@@ -45,7 +44,9 @@ def history(train_dir: str) -> dict[str, list]:
     path = pathlib.Path(train_dir, json_files.METRICS)
     try:
         *lines, _ = files.read_in_run(path).split(b"\n")  # a power cut leaves half of a last line
-        records = [_record(number, line) for number, line in enumerate(lines, start=1)]
+        records = list(map(json_files.record, lines))
+        if None in records:
+            raise ValueError(f"line {records.index(None) + 1} is no record of a run")
     except (OSError, ValueError) as error:
         raise errors.RunError(
             f"{path} cannot be read ({errors.reason(error)}). Name the directory of a run that has trained."
@@ -54,22 +55,11 @@ def history(train_dir: str) -> dict[str, list]:
         raise errors.RunError(f"{path} has no log lines yet. Wait for some, or train with fewer --log_every_steps.")
     lists: dict[str, list] = {}
     for record in records:
-        is_evaluation = any(name.startswith(OF_EVALUATION) for name in record)
+        is_evaluation = json_files.is_evaluation(record)
         for name, value in record.items():
             prefix = OF_EVALUATION if is_evaluation and name in ("step", "epoch") else ""
             lists.setdefault(prefix + name, []).append(value)
     return lists
-
-
-def _record(number: int, line: bytes) -> dict:
-    """Reads a line of metrics.jsonl; ValueError if it is no record."""
-    try:
-        record = json.loads(line)
-        if all(each is None or abs(each) < 1e300 for each in (*record.values(), record["step"], record["epoch"])):
-            return record
-    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
-        pass
-    raise ValueError(f"line {number} is no record of a run")
 
 
 def draw_curves(*train_dirs: str):

@@ -8,11 +8,12 @@ import tensorflow as tf
 from tower_train.config import Config
 from tower_train.examples import TEST, TRAIN, VALIDATION, DataRequest, Examples
 from tower_train.graph import devices
-from tower_train.inference import curves, report
+from tower_train.inference import report
 from tower_train.inference.evaluator import Evaluation, Evaluator
 from tower_train.inference.saved_run import RESULT_NAMES, curves_folder, write_curves
 from tower_train.run_dir import checkpoint, directory, logs
 from tower_train.run_dir.best import Best
+from tower_train.run_dir.json_files import OF_EVALUATION, is_evaluation
 from tower_train.workload import Workload
 
 TRAINING_EXAMPLES = 1000  # that each evaluation looks at: enough to see by 3 % that a network learns them by heart
@@ -36,7 +37,7 @@ class Evaluations:
         self.best = Best(run_dir, config.keep_best, patience, config.global_batch)  # compares the evaluations
         self._evaluators: dict[str, Evaluator] = {}  # by split
         self._split = TEST  # that chooses
-        self.pending: str | None = None  # path of a checkpoint to evaluate before the first step; else None
+        self.pending: list[str] = []  # paths of checkpoints to evaluate before the first step
         self._last: dict[str, Evaluation] = {}
         self._writers: dict[str, logs.EventWriter] = {}
         self._has_warned = False
@@ -45,12 +46,12 @@ class Evaluations:
         every = self._config.eval_every_steps
         return (self._config.eval_at_end and step == self._last_step) or (every > 0 and step % every == 0)
 
-    def begin(self, step: int, path: str | None, trained: Sequence[tf.Variable]) -> list[str]:
-        """Tries out the coming evaluations; returns lines about them.
+    def begin(self, step: int, was_every: int, trained: Sequence[tf.Variable]) -> list[str]:
+        """Tries out the coming evaluations, and finds those that earlier starts left; returns lines about them.
 
         Args:
           step: the last one done.
-          path: of its checkpoint, which is pending if the run was killed before its due evaluation.
+          was_every: steps between evaluations in the last start.
           trained: the variables of the training.
 
         Raises:
@@ -59,12 +60,24 @@ class Evaluations:
         every, at_end, last_step = self._config.eval_every_steps, self._config.eval_at_end, self._last_step
         are_due = at_end and step < last_step or every and last_step // every > step // every
         lines = self._try_out(trained) if are_due or self.best.is_used else []
-        is_killed = self.best.begin(step) and step % every == 0
+        self._find_pending(step, was_every if every else 0)
+        return lines
+
+    def _find_pending(self, step: int, was_every: int) -> None:
+        """Finds the checkpoints to evaluate now: the first one in each interval of which no evaluation was recorded,
+        as it failed, was interrupted, or its checkpoint could not be saved; and the newest if it is due."""
+        config, paths = self._config, checkpoint.existing(self._run_dir.path)
+        recorded = [record["step"] for record in self._run_dir.records().values() if is_evaluation(record)]
+        intervals = {0, *(each // was_every for each in recorded)} if was_every else ()
+        for path in paths if was_every else ():
+            if (interval := checkpoint.step_of(path) // was_every) not in intervals:
+                intervals.add(interval)
+                self.pending.append(path)
         result = self._run_dir.read(directory.RESULT)
         done = [result.get(RESULT_NAMES[split], {}).get("step") for split in (VALIDATION, TEST)]
-        if is_killed or (at_end and step >= last_step and step not in done):
-            self.pending = path
-        return lines
+        is_news = self.best.begin(step) and step % config.eval_every_steps == 0
+        if is_news or (config.eval_at_end and step >= self._last_step and step not in done):
+            self.pending += [path for path in paths[-1:] if path not in self.pending]
 
     def _try_out(self, trained: Sequence[tf.Variable]) -> list[str]:
         self._open()
@@ -132,7 +145,7 @@ class Evaluations:
         evaluation = self._last[self._split]
         examples = evaluation.step * self._config.global_batch
         record = {"step": evaluation.step, "epoch": examples / self._trained_on.num_examples}
-        for prefix, split in ((curves.OF_EVALUATION, self._split), ("train_", TRAIN)):
+        for prefix, split in ((OF_EVALUATION, self._split), ("train_", TRAIN)):
             for name, metric in self._last[split].metrics.items():
                 record[prefix + name] = metric.mean if math.isfinite(metric.mean) else None
         return record

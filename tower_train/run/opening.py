@@ -85,7 +85,8 @@ def _prepare(training: Training, stack: contextlib.ExitStack) -> Callable[[v1.Se
             training.run_json[_COMPARED] = outcome.record
     if plan.is_chief:
         checkpoint.remove_leftovers(plan.run_dir.path)  # only now, as a start that fails before changes nothing
-        plan.run_dir.cut_metrics(plan.steps_done)  # records of steps that will be done again
+        again = set(map(checkpoint.step_of, training.evaluations.pending))
+        plan.run_dir.cut_metrics(plan.steps_done, again)  # records of what will be done again
         plan.run_dir.write(directory.RUN, training.run_json)
         lines = messages.opening_lines(
             training.run_json, str(plan.run_dir.path), plan.steps_done, plan.last_step, graph.layout.towers_per_worker
@@ -118,7 +119,8 @@ def _prepare_chief(
         notes += warnings
     training.evaluations = Evaluations(plan.run_dir, config, plan.workload, plan.examples)
     stack.callback(training.evaluations.close)
-    notes += training.evaluations.begin(plan.steps_done, newest, graph.saved.variables)
+    was_every = before.get("config", {}).get("eval_every_steps", 0)
+    notes += training.evaluations.begin(plan.steps_done, was_every, graph.saved.variables)
     if _COMPARED in before:
         training.run_json[_COMPARED] = before[_COMPARED]
     return restore, notes

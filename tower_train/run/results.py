@@ -73,11 +73,20 @@ def write(
     """Writes result.json; returns the result's failure, or else the failure to write."""
     try:
         run_dir.check_held()
-        changed = {name: evaluation.as_dict() for name, evaluation in evaluations.items()}
+        before = run_dir.read(directory.RESULT)
+        steps = {
+            name: before.get(name, {}).get("step", 0) for name in evaluations
+        }  # a made up one may be of an earlier
+        changed = {
+            name: each.as_dict() for name, each in evaluations.items() if not each.step < steps[name] <= result.step
+        }
         changed["started"] = run_dir.read(directory.RUN)["started"]  # which shows that this start ended
         # A start without steps keeps the earlier result.
-        if result.training_secs is not None or run_dir.read(directory.RESULT).get("step") != result.step:
+        if result.training_secs is not None or before.get("step") != result.step:
             changed |= result.as_dict()
+            if result.training_secs is None:  # the start before was killed after its last save
+                records = run_dir.records().values()
+                changed["loss"] = {each["step"]: each["loss"] for each in records if "loss" in each}.get(result.step)
         elif result.failure:
             changed["stopped_by"] = result.stopped_by
         run_dir.update(directory.RESULT, changed)

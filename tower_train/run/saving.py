@@ -37,22 +37,25 @@ class Saver(Action):
         self._training, self._plan, self._logs = training, training.plan, (metrics, writer)
         self._saved_step = training.step or None
         self._save_error, self._evaluation_error = None, None
+        self._owes_evaluation = False  # also after a due save that failed
 
     def begin(self):
-        if self._training.evaluations.pending:  # an earlier start was killed before
-            self._evaluate(self._training.evaluations.pending)
+        for path in self._training.evaluations.pending:  # which earlier starts left
+            if not self._training.is_interrupted:
+                self._evaluate(path)
 
     def is_due(self, step):
         return self._plan.config.is_saved(step) or self._training.evaluations.is_due(step)
 
     def __call__(self, step, report):
+        self._owes_evaluation |= self._training.evaluations.is_due(step)
         path = self._save(step)
-        if path and self._training.evaluations.is_due(step):
+        if path and self._owes_evaluation:
             self._evaluate(path)
 
     def end(self, step):
-        if step != self._saved_step:
-            self._save(step)
+        if step != self._saved_step and (path := self._save(step)) and self._owes_evaluation:
+            self._evaluate(path)
         if error := self._evaluation_error:
             self._training.failure = errors.EvaluationError(
                 f"training ended at step {step} and is saved, but the last evaluation failed: {errors.reason(error)}. "
@@ -62,7 +65,7 @@ class Saver(Action):
         self._training.failure = self._save_error or self._training.failure
 
     def _evaluate(self, path: str) -> None:
-        self._evaluation_error = None
+        self._evaluation_error, self._owes_evaluation = None, False
         try:
             with self._training.paused(), self._training.watchdog.doing("an evaluation"):
                 say(*self._training.evaluations.evaluate(path, self._after_batch()))

@@ -76,16 +76,17 @@ class Best:
         """Compares an evaluation of the checkpoint at a path with the best one; returns lines to print."""
         if not self.is_used:
             return []
-        self._step = evaluation.step
+        self._step = max(self._step, evaluation.step)
         name, metric = next(iter(evaluation.metrics.items()))
-        last = {"step": evaluation.step, "examples": evaluation.step * self._global_batch, "value": metric.mean}
-        best = self._state.get("best")
+        this = {"step": evaluation.step, "examples": evaluation.step * self._global_batch, "value": metric.mean}
+        best, last = self._state.get("best"), max(this, self._state.get("last", this), key=lambda each: each["step"])
         is_best = best is None or _rank(metric.mean, metric.mode) > _rank(best["value"], metric.mode)
+        best = this if is_best else best
         folder = self._run_dir.path / directory.BEST_FOLDER
         try:
             if is_best and self._keep:
                 _copy(path, folder)
-            self._state = {"metric": name, "mode": metric.mode, "best": last if is_best else best, "last": last}
+            self._state = {"metric": name, "mode": metric.mode, "best": best, "last": last}
             self._run_dir.write(directory.BEST, self._state)
             if is_best and self._keep:
                 checkpoint.remove_others(folder, [str(folder / os.path.basename(path))])  # named in the file until now

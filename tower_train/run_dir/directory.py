@@ -9,7 +9,7 @@ import os
 import pathlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from tower_train import errors, files
 from tower_train.console import one_line, say
@@ -162,18 +162,25 @@ class RunDirectory:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.write(name, self.read(name) | content)
 
-    def cut_metrics(self, last_step: int) -> None:
-        """Drops the metrics of steps after last_step, which will be repeated, and an incomplete last line; RunError if
-        the file cannot be read or written."""
-        with self._errors_named(METRICS):
-            try:
-                content = files.read_in_run(self.path / METRICS)
-            except FileNotFoundError:
-                return
-            steps = ((line, _step_of(line)) for line in content.split(b"\n"))
-            remaining = b"".join(line + b"\n" for line, step in steps if step is not None and step <= last_step)
-            if remaining != content:
-                disk.replace(self.path / METRICS, remaining)
+    def records(self) -> dict[bytes, dict]:
+        """Returns {line: record} of metrics.jsonl, without lines that are none; RunError if it cannot be read."""
+        with self._errors_named(METRICS), contextlib.suppress(FileNotFoundError):
+            lines = files.read_in_run(self.path / METRICS).split(b"\n")
+            return {line: record for line in lines if (record := json_files.record(line))}
+        return {}
+
+    def cut_metrics(self, last_step: int, evaluated_again: Container[int] = ()) -> None:
+        """Drops what will be repeated, the metrics of steps after last_step and the evaluations of some, and an
+        incomplete last line; RunError if the file cannot be read or written."""
+        lines = [
+            line + b"\n"
+            for line, record in self.records().items()
+            if record["step"] <= last_step
+            and not (record["step"] in evaluated_again and json_files.is_evaluation(record))
+        ]
+        with self._errors_named(METRICS), contextlib.suppress(FileNotFoundError):
+            if os.path.getsize(self.path / METRICS) != sum(map(len, lines)):
+                disk.replace(self.path / METRICS, b"".join(lines))
 
     @contextlib.contextmanager
     def _errors_named(self, name: str) -> Iterator[None]:
@@ -185,15 +192,6 @@ class RunDirectory:
                 f"{one_line(self.path / name)} cannot be written ({error.strerror}). Make room, or give another "
                 "directory."
             ) from None
-
-
-def _step_of(line: bytes) -> int | None:
-    """Returns the step of a line of metrics.jsonl; None if it is no such line."""
-    try:
-        step = json.loads(line)["step"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-    return step if type(step) is int else None
 
 
 def _check_path(path: pathlib.Path) -> None:

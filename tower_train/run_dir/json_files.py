@@ -10,6 +10,7 @@ from tower_train.config import Config
 from tower_train.console import one_line
 
 RUN, RESULT, BEST, METRICS = "run.json", "result.json", "best.json", "metrics.jsonl"
+OF_EVALUATION = "val_"  # the beginning of the names of an evaluation's metrics, as Keras has them
 _NOUNS = {str: "text", str | None: "text or null", int: "a whole number", int | float: "a number", list: "a list",
           dict: "an object", bool: "true or false", bool | None: "true, false or null"}  # fmt: skip
 _DTYPES = Config.__dataclass_fields__["dtype"].metadata["allowed"]
@@ -24,7 +25,7 @@ _FIELDS = {
         "config.tensor_float_32?": bool | None, "workload_options?": dict, "global_batch?": int,
         "random_numbers.by_example?": list, "versions?": dict, "started?": str,
         "devices?": list, "config.worker_hosts?": str | None, "config.accumulate_steps?": int,
-        "config.validation_fraction?": int | float,
+        "config.validation_fraction?": int | float, "config.eval_every_steps?": int,
     },
     RESULT: {"step?": int, "evaluation.step?": int, "validation.step?": int},
     BEST: {
@@ -47,6 +48,24 @@ def read(path: pathlib.Path) -> dict:
             f"{one_line(path)} cannot be read ({errors.reason(error)}). Move it away or mend it."
         ) from None
     return content
+
+
+def record(line: bytes) -> dict | None:
+    """Returns the record in a line of metrics.jsonl; None if it holds none: {"step": 5, "epoch": 0.5, ...}, all numbers
+    or null."""
+    try:
+        content = json.loads(line)
+        numbers = (*content.values(), content["step"], content["epoch"])
+        if type(content["step"]) is int and all(each is None or abs(each) < 1e300 for each in numbers):
+            return content
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
+        pass
+    return None
+
+
+def is_evaluation(record: Mapping[str, Any]) -> bool:
+    """Returns whether a record of metrics.jsonl is of an evaluation, not of the training."""
+    return any(name.startswith(OF_EVALUATION) for name in record)
 
 
 def _check_types(content: Any, fields: Mapping[str, Any]) -> None:
