@@ -96,7 +96,7 @@ def _check(program, names) -> int:
 def _run(words, program, names, num_gpus: int) -> int:
     import tensorflow as tf
 
-    from tower_train.cluster.program import leave_by_status
+    from tower_train.cluster import program as workers
     from tower_train.fronts.tf1 import machine
 
     if program.is_of_keras_3:
@@ -107,10 +107,14 @@ def _run(words, program, names, num_gpus: int) -> int:
         tf.compat.v1.disable_v2_behavior()
     machine.prepare(num_gpus)
     names.install()
-    leave_by_status()  # with one line for a user's mistake, and with Horovod's workers
+    workers.leave_by_status()  # with one line for a user's mistake, and with Horovod's workers
     sys.argv[:], sys.path[0] = words, os.path.dirname(os.path.abspath(words[0]))
     try:
         runpy.run_path(words[0], run_name="__main__")
+    except KeyboardInterrupt as error:
+        if workers.is_initialized():  # Horovod's, which would wait for this one
+            workers.current().shutdown(error)
+        raise
     except Exception as error:  # as Python shows it, without our frames, or by the hook that tells other workers
         frames = error.__traceback__
         while frames and frames.tb_next and frames.tb_frame.f_code.co_filename != words[0]:

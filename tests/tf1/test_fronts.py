@@ -29,11 +29,21 @@ layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", input_
 model = keras.models.Sequential([layer])
 model.compile(keras.optimizers.SGD(lr=0.1, decay=0.5), "mse", metrics=["accuracy"])
 callbacks = [keras.callbacks.ReduceLROnPlateau(monitor="val_acc", epsilon=0.1),
-             keras.callbacks.ModelCheckpoint("last.keras", period=1, monitor="acc")]
+             keras.callbacks.ModelCheckpoint("{epoch}.hdf5", period=2, monitor="acc", save_weights_only=True)]
 x, y = np.ones([4, 1], np.float32), np.ones([4, 1], np.float32)
-batches = ((x, y) for _ in range(3))
-history = model.fit_generator(batches, steps_per_epoch=3, workers=2, max_q_size=9, verbose=0, callbacks=callbacks[1:])
-print(sorted(history.history), model.get_weights()[0].item())
+batches = ((x, y) for _ in range(4))
+history = model.fit_generator(batches, steps_per_epoch=2, epochs=2, workers=2, max_q_size=9, verbose=0,
+                              callbacks=callbacks[1:])
+weight = model.get_weights()[0].item()
+model.save("model")
+for file in ("2.hdf5", "model"):
+    model.set_weights([np.zeros([1, 1])])
+    model.load_weights(file)
+    assert model.get_weights()[0].item() == weight, file
+again = keras.models.load_model("model")  # with its optimizer's steps
+losses = [each.fit(x, y, epochs=2, verbose=0).history["loss"] for each in (model, again)]
+assert losses[0] == losses[1] != [losses[0][0]] * 2
+print(sorted(history.history), weight)
 """
 HOROVOD = """
 import sys, numpy as np, horovod.tensorflow.keras as hvd, tensorflow as tf
@@ -43,10 +53,17 @@ x, y = rng.rand(8, 3), rng.rand(8, 1)
 begin = tf.constant_initializer(hvd.rank())
 layer = tf.keras.layers.Dense(1, use_bias=False, input_shape=(3,), kernel_initializer=begin)
 model = tf.keras.Sequential([layer])
-model.compile(hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1 * hvd.size())), "mse")
-callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
-history = model.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=callbacks)
-print([model.get_weights()[0].ravel().tolist(), [float(loss) for loss in history.history["loss"]]])
+model.compile(hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1 * hvd.size(), momentum=0.9)), "mse")
+callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback(),
+             hvd.callbacks.LearningRateWarmupCallback(warmup_epochs=2, verbose=1),
+             hvd.callbacks.LearningRateScheduleCallback(start_epoch=2, multiplier=0.1)]
+history = model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=callbacks).history
+model.save("%d.h5" % hvd.rank())
+hvd.load_model("%d.h5" % hvd.rank()).fit(x, y, batch_size=8, verbose=0)
+means = [float(hvd.allreduce(4.0 * hvd.rank())), int(hvd.broadcast(hvd.rank() + 5, 1))]
+means += [hvd.allgather([hvd.rank()]).tolist()]
+losses = [float(loss) for loss in history["loss"]], [float(rate) for rate in history["lr"]]
+print([model.get_weights()[0].ravel().tolist(), *losses, means])
 """
 CONTRIB = """
 import numpy as np, tensorflow as tf
@@ -60,7 +77,17 @@ by_example = tf.contrib.seq2seq.sequence_loss(logits, targets, weights, average_
 variable = tf.get_variable("v", initializer=[2.0, -4.0])
 step = AdamWOptimizer(0.01, learning_rate=hparams.rate).minimize(tf.reduce_sum(variable))
 drop = tf.layers.batch_normalization(tf.ones([2, 3]), training=True)
+table = tf.contrib.lookup.index_table_from_tensor(mapping=["a", "b"], default_value=-1)
+positions = table.lookup(tf.constant(["b", "c"]))
+from tensorflow.core.protobuf import rewriter_config_pb2
+from tensorflow.python.grappler import tf_optimizer
+options = rewriter_config_pb2.RewriterConfig(optimizers=["constfold"], min_graph_nodes=-1)
+with tf.Graph().as_default():
+    tf.add_to_collection("train_op", tf.identity(tf.constant(1.0) + tf.constant(2.0), name="sum"))
+    folded = tf_optimizer.OptimizeGraph(options, tf.train.export_meta_graph())
 with tf.Session() as session:
+    session.run(tf.tables_initializer())
+    print([session.run(positions).tolist(), [node.op for node in folded.node]])
     session.run(tf.global_variables_initializer())
     session.run(step)
     print([hparams.values(), session.run(by_example).tolist(), session.run(variable).tolist(),
@@ -85,12 +112,12 @@ def test_a_keras_2_model_trains_in_towers_what_it_trains_alone(tmp_path):
 def test_keras_3_takes_the_arguments_methods_and_metrics_of_keras_2(tmp_path):
     [line] = run(KERAS_3, cwd=tmp_path)
     weight = 0.0
-    for step in range(3):
+    for step in range(4):
         weight -= 0.1 / (1 + 0.5 * step) * 2 * (weight - 1)
     names, _, value = line.rpartition(" ")
     assert ast.literal_eval(names) == ["acc", "loss"]
     assert float(value) == pytest.approx(weight, rel=1e-5)
-    assert (tmp_path / "last.keras").exists()
+    assert not (tmp_path / "1.hdf5").exists()
 
 
 def test_horovods_keras_trains_in_two_workers_what_numpy_trains(tmp_path):
@@ -102,18 +129,23 @@ def test_horovods_keras_trains_in_two_workers_what_numpy_trains(tmp_path):
     lines = re.findall(r"^(\[worker .\]) (\[\[.*)", done.stdout, re.MULTILINE)
     shown = {name: ast.literal_eval(values) for name, values in lines}
     data = [(rng.rand(8, 3), rng.rand(8, 1)) for rng in map(np.random.RandomState, range(2))]
-    weights, losses = np.zeros([3, 1]), []
-    for _ in range(2):
+    weights, velocity, losses, rates = np.zeros([3, 1]), 0.0, [], [0.2, 0.15, 0.2, 0.02]
+    for before, rate in zip(rates, rates[1:], strict=False):
         errors = [x @ weights - y for x, y in data]
         losses.append(np.mean(np.square(errors)))
-        weights = weights - 0.2 * np.mean([2 / 8 * x.T @ error for (x, _), error in zip(data, errors, strict=True)], 0)
+        gradient = np.mean([2 / 8 * x.T @ error for (x, _), error in zip(data, errors, strict=True)], 0)
+        velocity = 0.9 * rate / before * velocity - rate * gradient
+        weights = weights + velocity
     for name in ("[worker 0]", "[worker 1]"):
         np.testing.assert_allclose(shown[name][0], weights.ravel(), rtol=1e-5)
-        np.testing.assert_allclose(shown[name][1], losses, rtol=1e-5)
+        np.testing.assert_allclose(shown[name][1:3], [losses, rates[1:]], rtol=1e-5)
+        assert shown[name][3] == [2.0, 6, [0, 1]]
+    assert "Epoch 2: finished gradual learning rate warmup to 0.2." in done.stdout
 
 
 def test_parts_of_contrib(tmp_path):
-    [line] = run(CONTRIB, "--num_gpus=2", cwd=tmp_path)
+    parts, line = run(CONTRIB, "--num_gpus=2", cwd=tmp_path)
+    assert ast.literal_eval(parts) == [[1, -1], ["Const"]]
     hparams, losses, variable, kinds = ast.literal_eval(line)
     assert hparams == {"rate": 0.5, "sizes": [2, 3], "name": "b", "fast": True}
     cross_entropy = np.log(np.exp(np.arange(4)).sum()) - 1

@@ -104,7 +104,9 @@ class Heartbeat:
     def _tell_failure(self, error: BaseException, **changes) -> None:
         is_named, is_final = isinstance(error, errors.UserError), getattr(error, "is_final", False)
         text = " ".join(str(error).splitlines()) if is_named else f"{type(error).__name__}: {errors.reason(error)}"
-        status = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_status", 1)  # as of a shell
+        status = getattr(error, "exit_status", 1)
+        if isinstance(error, KeyboardInterrupt):
+            text, status = f"{self._task.name(self._task.index)} was interrupted", 130  # as of a shell
         self.tell(state=WorkerState.FAILED, failure=text, exit_status=status, is_final=is_final, **changes)
 
     def pause(self, seconds: float = WAITING_SECS) -> None:

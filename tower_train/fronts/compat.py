@@ -16,6 +16,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import h5py
 import keras
 import numpy as np
 import tensorflow as tf
@@ -33,7 +34,15 @@ from tensorflow.python.client import device_lib, session
 from tensorflow.python.eager import context
 from tensorflow.python.framework import auto_control_deps, ops
 from tensorflow.python.framework import random_seed as seeds_of_ops
-from tensorflow.python.ops import array_ops, control_flow_ops, gen_random_ops, summary_ops_v2, variable_scope
+from tensorflow.python.grappler import tf_optimizer
+from tensorflow.python.ops import (
+    array_ops,
+    control_flow_ops,
+    gen_random_ops,
+    lookup_ops,
+    summary_ops_v2,
+    variable_scope,
+)
 from tensorflow.python.training.saving import saveable_object_util
 
 _SEED_GENERATOR = "global_seed_generator"  # Keras' global attribute: of draws without a seed
@@ -498,6 +507,38 @@ def save_as(cls: type, name: str, may_save: Callable[[Any], bool]) -> None:
         setattr(cls, method, tracking(method))
 
 
+save_as_hdf5 = legacy_h5_format.save_model_to_hdf5  # (model, path): a file of Keras 2, whatever its name
+
+
+def save_weights_as_hdf5(model: keras.Model, path, overwrite: bool = True) -> None:
+    """Saves weights as Keras 2 did."""
+    with h5py.File(path, "w" if overwrite else "x") as file:
+        legacy_h5_format.save_weights_to_hdf5_group(file, model)
+
+
+def load_weights_of_hdf5(model: keras.Model, path, by_name: bool = False) -> None:
+    """Loads weights that Keras 2 saved, or of a model that it saved; by_name: into layers of these names."""
+    load = legacy_h5_format.load_weights_from_hdf5_group
+    with h5py.File(path, "r") as file:
+        (legacy_h5_format.load_weights_from_hdf5_group_by_name if by_name else load)(
+            file.get("model_weights", file), model
+        )
+
+
+def load_model_of_hdf5(path, custom_objects: dict, compile: bool = True) -> keras.Model:
+    """Loads a model of Keras 2, with its optimizer's variables, without which Keras 3's loader leaves it."""
+    model = legacy_h5_format.load_model_from_hdf5(path, custom_objects, compile)
+    if optimizer := getattr(model, "optimizer", None):
+        model.optimizer = optimizer = optimizer.from_config(optimizer.get_config())
+        optimizer.build(model.trainable_variables)
+        with h5py.File(path, "r") as file:
+            saved = legacy_h5_format.load_optimizer_weights_from_hdf5_group(file) if "optimizer_weights" in file else []
+            if [value.shape for value in saved] == [tuple(variable.shape) for variable in optimizer.variables]:
+                for variable, value in zip(optimizer.variables, saved, strict=True):
+                    variable.assign(value[()])
+    return model
+
+
 def compiled(model: keras.Model) -> list:
     """Returns what `compile` gave a model, other objects for each call."""
     return [getattr(model, name, None) for name in ("optimizer", "_compile_loss", "_compile_metrics")]
@@ -614,6 +655,10 @@ def show_gpus(count: int) -> None:
         return listed(session_config) + (made if not tf.config.list_physical_devices("GPU") else [])
 
     device_lib.list_local_devices = list_local_devices
+
+
+optimize_graph = tf_optimizer.OptimizeGraph  # (ConfigProto, MetaGraphDef): Grappler's GraphDef
+index_table_from_tensor = lookup_ops.index_table_from_tensor  # the table {text: its position in a tensor of texts}
 
 
 def restore_names_for_slim() -> None:

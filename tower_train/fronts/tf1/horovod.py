@@ -8,8 +8,6 @@ import tf_keras
 from tower_train.fronts import horovod
 from tower_train.fronts.horovod import *  # noqa: F403
 
-v1 = tf.compat.v1
-
 
 def init(*_, **__) -> None:
     """Joins the cluster. Estimators then train as one worker each: their optimizers average."""
@@ -26,7 +24,7 @@ def DistributedOptimizer(optimizer, name=None, **kwargs):  # noqa: N802
     """Horovod's, for an optimizer of tf.train or of Keras 2."""
     if not isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer):
         return horovod.DistributedOptimizer(optimizer, name, **kwargs)
-    averaging = horovod.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.0), name, **kwargs)
+    averaging = horovod.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.0), name, **kwargs)
     gradients = optimizer.get_gradients
 
     def get_gradients(loss, params):
@@ -34,23 +32,3 @@ def DistributedOptimizer(optimizer, name=None, **kwargs):  # noqa: N802
 
     optimizer.get_gradients = get_gradients
     return optimizer
-
-
-class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):
-    """Begins with the values of one worker in all."""
-
-    def __init__(self, root_rank, device=""):
-        super().__init__()
-        self.root_rank = root_rank
-
-    def on_train_begin(self, logs=None):
-        v1.keras.backend.get_session().run(horovod.broadcast_global_variables(self.root_rank))
-
-
-class MetricAverageCallback(tf_keras.callbacks.Callback):
-    """Replaces an epoch's metrics by their means over workers."""
-
-    def on_epoch_end(self, epoch, logs=None):
-        for name in sorted(logs or ()):
-            mean = horovod.allreduce(tf.constant(logs[name], tf.float32), name=f"{name}_{epoch}")
-            logs[name] = v1.keras.backend.get_session().run(mean)

@@ -34,7 +34,8 @@ tensorflow.contrib.rnn                           PARTS tensorflow.compat.v1:nn.r
 tensorflow.contrib.seq2seq                       PARTS
 tensorflow.contrib.slim                          tf_slim
 tensorflow.contrib.slim.nets                     tf_slim.nets
-tensorflow.contrib.summary                       PARTS tensorflow.python.ops.summary_ops_v2
+tensorflow.contrib.summary                       tensorflow.python.ops.summary_ops_v2
+tensorflow.contrib.summary.create_file_writer    tensorflow.python.ops.summary_ops_v2:create_summary_file_writer
 tensorflow.contrib.training                      PARTS tf_slim.training tensorflow.compat.v1:train
 tensorflow.contrib.util                          tensorflow.compat.v1 tensorflow.python.framework.tensor_util
 keras                                            tf_keras.api._v1.keras
@@ -43,8 +44,8 @@ keras.estimator.model_to_estimator               tower_train.estimator:model_to_
 keras.utils.multi_gpu_model                      tower_train.fronts.tf1.keras_2:multi_gpu_model
 horovod
 horovod.tensorflow                               tower_train.fronts.tf1.horovod
-horovod.keras                                    tower_train.fronts.tf1.horovod
-horovod.keras.callbacks                          tower_train.fronts.tf1.horovod
+horovod.keras                                    tower_train.fronts.tf1.horovod_keras
+horovod.keras.callbacks                          tower_train.fronts.tf1.horovod_keras
 """
 _OF_KERAS_3 = """
 tensorflow                                       tensorflow tensorflow.compat.v1
@@ -52,6 +53,7 @@ tensorflow.__version__                           tensorflow:__version__
 keras                                            keras keras._tf_keras.keras
 keras.engine                                     keras keras.layers
 keras.callbacks                                  tower_train.fronts.tf1.keras_3 keras.callbacks
+keras.models                                     tower_train.fronts.tf1.keras_3 keras.models
 keras.optimizers                                 tower_train.fronts.tf1.keras_3 keras.optimizers
 """
 _OLDER = """mul:multiply sub:subtract neg:negative pack:stack unpack:unstack batch_matmul:matmul select:where

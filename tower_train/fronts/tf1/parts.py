@@ -6,12 +6,9 @@ import re
 import types
 
 import tensorflow as tf
-from tensorflow.core.protobuf import rewriter_config_pb2
-from tensorflow.python.grappler import tf_optimizer
-from tensorflow.python.ops import lookup_ops
-from tensorflow.python.ops.summary_ops_v2 import create_summary_file_writer as create_file_writer  # noqa: F401
 
 from tower_train import errors
+from tower_train.fronts import compat
 from tower_train.fronts.tf_estimator import library, workers
 
 v1 = tf.compat.v1
@@ -46,7 +43,7 @@ MirroredStrategy = OneDeviceStrategy = CollectiveAllReduceStrategy = ParameterSe
 
 def index_table_from_tensor(mapping, *args, **kwargs):
     """tf.contrib.lookup's."""
-    return lookup_ops.index_table_from_tensor(mapping, *args, **kwargs)
+    return compat.index_table_from_tensor(mapping, *args, **kwargs)
 
 
 def sequence_loss(logits, targets, weights, average_across_timesteps=True, average_across_batch=True, name=None):
@@ -59,10 +56,10 @@ def sequence_loss(logits, targets, weights, average_across_timesteps=True, avera
 
 def OptimizeGraph(config, metagraph, *args, **kwargs):  # noqa: N802
     """Grappler's, which took the RewriterConfig alone."""
-    if isinstance(config, rewriter_config_pb2.RewriterConfig):
+    if isinstance(config, type(v1.GraphOptions().rewrite_options)):
         config.meta_optimizer_iterations = config.ONE  # a second pass over its own result fails
         config = v1.ConfigProto(graph_options=v1.GraphOptions(rewrite_options=config))
-    return tf_optimizer.OptimizeGraph(config, metagraph, *args, **kwargs)
+    return compat.optimize_graph(config, metagraph, *args, **kwargs)
 
 
 class HParams(types.SimpleNamespace):
