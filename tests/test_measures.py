@@ -64,12 +64,14 @@ def test_the_first_five_are_told_only_where_there_are_more():
 
 
 @pytest.mark.parametrize("function", [measures.softmax_cross_entropy, measures.classification_metrics])
-@pytest.mark.parametrize("labels", [np.zeros([20]), np.zeros([20, 1], int)])
+@pytest.mark.parametrize("labels", [np.zeros([20]), np.zeros([20, 2], int)])
 def test_labels_that_are_no_classes_are_one_line(function, labels):
     with pytest.raises(GraphError, match=rf"{function.__name__} takes .* and integer labels .*mean_squared_error"):
         values.of(function, RNG.normal(size=[20, 3]), labels)
     with pytest.raises(GraphError, match=r"int64 \[20, 3\]. Labels that are one-hot become such by labels.argmax"):
         values.of(function, RNG.normal(size=[20, 3]), np.zeros([20, 3], int))
+    with pytest.raises(GraphError, match=r"labels int64 \[20, 1\]. Labels in a column become such by labels\[:, 0\]"):
+        values.of(function, RNG.normal(size=[20, 3]), np.zeros([20, 1], int))
 
 
 def test_a_metric_says_which_way_is_better():

@@ -28,7 +28,7 @@ def as_arrays(values: Arrays, what: str = "an array") -> Arrays:
     if isinstance(values, tuple) and all(isinstance(value, np.ndarray) and value.ndim for value in values):
         return tuple(as_arrays(value, what) for value in values)
     try:
-        array = np.asarray(values)
+        array = np.asarray(values.to_list() if isinstance(values, tf.RaggedTensor) else values)
     except ValueError:
         raise errors.DataError(f"{what}: {_UNEVEN}") from None
     return _as_tensors_hold(array, what)

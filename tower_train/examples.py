@@ -71,6 +71,8 @@ class Examples:
     # (worker, number of workers) -> the endless dataset of one of several workers; None if all of them go through
     # `elements`
     of_worker: Callable[[int, int], tf.data.Dataset] | None = None
+    # finds what is wrong with the examples fetched last, after a failure: one line for a message, or None
+    fault: Callable[[], str | None] = lambda: None
     # integers [num_examples], the classes of all examples, or 0 and 1 [num_examples, classes] of several at once, if
     # they are at hand: checked for mistakes, and counted by --class_weight=balanced
     labels: np.ndarray | None = dataclasses.field(default=None, compare=False, repr=False)
@@ -121,6 +123,7 @@ class Examples:
                 batch = by_numpy_if_it_can(fetch, indices, error)
             if not is_pair(batch) or not all(map(tf.is_tensor, tf.nest.flatten(batch))):
                 raise errors.returned(self.name, "fetch", batch, pair)
+            check_dense(self.name, batch)
             return batch
 
         return checked
@@ -135,6 +138,7 @@ class Examples:
             raise errors.returned(
                 self.name, "elements", dataset.element_spec, "a tf.data.Dataset of (features, label), not of these"
             )
+        check_dense(self.name, dataset.element_spec)
         return dataset
 
     def symbolic_batch(self) -> tuple[Tensors, Tensors]:
@@ -254,6 +258,18 @@ class Examples:
         classes = labels if class_names or _are_classes(labels) else None
         fetch, [(length,)] = fetcher(*batch), lengths
         return cls(name, length, lambda: fetch, digest.hexdigest()[:16], tuple(class_names), labels=classes)
+
+
+def check_dense(name: str, batch) -> None:
+    """Raises DataError for sparse or ragged tensors in a structure of tensors or their specifications."""
+    for leaf in tf.nest.flatten(batch):
+        for kind in ("Sparse", "Ragged"):
+            if type(leaf).__name__ in (f"{kind}Tensor", f"{kind}TensorSpec"):
+                raise errors.DataError(
+                    f"{name}: there is a {kind.lower()} tensor, {leaf.dtype.name} {leaf.shape}, and towers take dense "
+                    "ones. Give all examples one shape: tf.io.FixedLenFeature instead of VarLenFeature, or "
+                    "tf.sparse.to_dense, or to_tensor(shape=...) of a ragged one, and padding."
+                )
 
 
 def check_classes(name: str, labels: np.ndarray, class_names: Sequence[str]) -> None:

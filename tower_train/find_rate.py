@@ -71,7 +71,7 @@ def range_test(workload, config: Config, steps: int = _STEPS) -> tuple[list[floa
     console.say(f"data:     {examples.name}", *notice, *notes, *built.notes)
     with (
         shortages.explained(config.tower_batch, config.accumulate_steps),
-        step_failures.explained(examples.name, workload.name),
+        step_failures.explained(examples.name, workload.name, fault=examples.fault),
         session.opened(built) as opened,
         messages.progress_bar(0, steps) as bar,
     ):

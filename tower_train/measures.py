@@ -108,7 +108,9 @@ def _checked_classes(name: str, logits, labels) -> tf.Tensor:
             "Let `inference` return a number for each class, or give the workload another loss and other metrics: "
             "mean_squared_error and regression_metrics for labels that are numbers."
         )
-        if are_tensors and labels.shape.rank == logits.shape.rank and labels.shape.is_compatible_with(logits.shape):
+        if are_tensors and labels.dtype.is_integer and labels.shape == [*logits.shape[:-1], 1]:
+            advice = "Labels in a column become such by labels[:, 0]."
+        elif are_tensors and labels.shape.rank == logits.shape.rank and labels.shape.is_compatible_with(logits.shape):
             advice = "Labels that are one-hot become such by labels.argmax(axis=-1), of several classes at once " + (
                 "need a loss and metrics of their own: see docs/workloads.md, Losses and metrics."
             )

@@ -31,6 +31,12 @@ def pairs(count):
         (lambda: pairs(3).repeat(), {}, "it repeats, so say how many examples make an epoch with num_examples="),
         (lambda: pairs(3).filter(lambda x, y: True), {}, "TensorFlow cannot count this dataset"),
         (lambda: pairs(0), {}, "num_examples is 0"),
+        (
+            lambda: tf.data.Dataset.from_tensor_slices((tf.ragged.constant([[1], [2, 3]]), [0, 1])),
+            {},
+            "a ragged tensor",
+        ),
+        (lambda: tf.data.Dataset.from_tensor_slices((tf.sparse.eye(3), [0, 1, 2])), {}, "a sparse tensor, float32 "),
         (tf.data.TFRecordDataset, {"files": []}, "files is empty. Name at least one"),
     ],
 )

@@ -140,3 +140,43 @@ def test_a_file_that_changes_during_a_run_is_named_in_one_line(change, words, fo
         with step_failures.explained("records", "toy"):
             values.fetched(examples, range(96))
     assert "\n" not in str(error.value)
+
+
+FAULTY = {
+    "one number more": ({"features": tf.io.FixedLenFeature([4], tf.float32)}, "cannot be parsed: "),
+    "no such feature": ({"other": tf.io.FixedLenFeature([], tf.int64, -1)}, "cannot be parsed: Feature: label "),
+    "sizes of their own": (
+        {"features": tf.io.FixedLenSequenceFeature([], tf.float32, allow_missing=True)},
+        r"gives shapes \[\(5,\), \(\)\], others give \[\(4,\), \(\)\]. Fill them up",
+    ),
+}
+
+
+@pytest.mark.parametrize(("shape", "words"), FAULTY.values(), ids=FAULTY)
+def test_a_record_of_another_shape_or_without_a_feature_is_named(shape, words, tmp_path):
+    features, labels = element_workloads.arrays("train")
+    rows = [*features[:5].tolist(), [*features[5].tolist(), 1.0]]
+    write(path := tmp_path / "train.tfrecord", rows, labels[:6])
+    offset = 5 * RECORD
+    if "other" in shape:
+        path.write_bytes(b"")
+        with tf.io.TFRecordWriter(str(path)) as writer:
+            writer.write(tf.train.Example().SerializeToString())
+        shape, offset = SHAPE | {"features": tf.io.FixedLenSequenceFeature([], tf.float32, allow_missing=True)}, 0
+
+    def parse_all(record):
+        return tuple(tf.io.parse_single_example(record, SHAPE | shape)[name] for name in SHAPE)
+
+    examples = tf_records.examples("records", path, parse_all)
+    with pytest.raises(errors.DataError, match=f"^records: the input failed: {path}: .*offset {offset} {words}"):
+        with step_failures.explained("records", "toy", fault=examples.fault):
+            values.fetched(examples, range(examples.num_examples))
+
+
+def test_features_of_any_length_are_refused(folder):
+    shape = SHAPE | {"features": tf.io.VarLenFeature(tf.float32)}
+    parse_all = lambda record: tuple(tf.io.parse_single_example(record, shape)[name] for name in SHAPE)  # noqa: E731
+    examples = tf_records.examples("records", folder / "train-*.tfrecord", parse_all)
+    message = "records: there is a sparse tensor, float32 .*FixedLenFeature instead"
+    with tf.Graph().as_default(), pytest.raises(errors.DataError, match=message):
+        examples.open()(tf.zeros([1], tf.int64))

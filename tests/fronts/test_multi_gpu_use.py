@@ -261,6 +261,46 @@ class TestMisuse:
                 use()
             assert "\n" not in str(caught.value)
 
+    def test_features_that_a_model_does_not_take_are_one_line(self):
+        class Own(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.dense = layers.Dense(3)
+                self.dense.build([None, 4])
+
+            def call(self, x):
+                return self.dense(x)
+
+        inputs = {"a": keras.Input([4], name="left"), "b": keras.Input([4], name="right")}
+        several = keras.Model(inputs, layers.Dense(3)(layers.concatenate(list(inputs.values()))))
+        x, y = data(16, 3)
+        for model, features, message in (
+            (self.model(), x, r"takes float32 \[None, 4\], and the examples give float32 \[None, 3\]"),
+            (Own(), x, "'dense.*' is incompatible with the layer: expected axis -1 of input shape to have value 4"),
+            (several, {"a": x, "c": x}, "an input 'b', and the examples have the features a, c"),
+        ):
+            parallel = tower_train.multi_gpu_model(model, gpus=2)
+            parallel.compile("sgd", CROSS_ENTROPY)
+            with pytest.raises(ConfigError, match=f"^multi_gpu_model: .*{message}") as caught:
+                parallel.fit(features, y, verbose=0)
+            assert "\n" not in str(caught.value)
+
+    def test_a_line_tells_of_a_forgotten_softmax(self, capsys):
+        x, y = data(16, 4)
+        for last, loss, lines in (
+            (None, "sparse_categorical_crossentropy", 1),
+            (None, keras.losses.SparseCategoricalCrossentropy(), 1),
+            (None, keras.losses.SparseCategoricalCrossentropy(from_logits=True), 0),
+            ("softmax", "sparse_categorical_crossentropy", 0),
+            (None, "mse", 0),
+        ):
+            model = keras.Sequential([keras.Input([4]), layers.Dense(3, last, name="out")])
+            parallel = tower_train.multi_gpu_model(model, gpus=2)
+            parallel.compile("sgd", loss)
+            parallel.fit(x, np.eye(3)[y] if loss == "mse" else y, verbose=0)
+            told = capsys.readouterr().err
+            assert told.count("its output out ends without a softmax or sigmoid, but the loss takes") == lines
+
     def test_a_scalar_output_is_a_mean_over_examples(self, float64):
         x, y = data(21, 4)
         of_rows = lambda x: keras.ops.mean(x**2)  # noqa: E731

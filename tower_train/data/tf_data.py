@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.examples import Examples
+from tower_train.examples import Examples, check_dense
 
 v1 = tf.compat.v1
 
@@ -65,6 +65,7 @@ def examples(
                 f"{name}: its elements are {spec}; they must be pairs, (features, label) of one example. Put several "
                 "features into a dict or a tuple."
             )
+        check_dense(name, spec)
         if num_examples is None:
             num_examples = _count(name, dataset)
     if num_examples < 1:

@@ -5,7 +5,9 @@ A record is its length (8 bytes, little-endian), a checksum of that, the content
 checksums in that first reading. Later readings compare a CRC-32 of the content, which Python's zlib computes fast.
 """
 
+import collections
 import dataclasses
+import functools
 import glob
 import hashlib
 import inspect
@@ -19,9 +21,11 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors, host
-from tower_train.examples import Examples
+from tower_train.examples import Examples, check_dense
 
 _HEADER, _FOOTER = 12, 4  # bytes around a record's content
+_BY_ITSELF = tf.compat.v1.ConfigProto(device_count={"GPU": 0}, use_per_session_threads=True)
+_RECENT = 256  # batches, more than are read at the same time
 _COMPRESSED = {b"\x1f\x8b": "GZIP", b"\x78\x01": "ZLIB", b"\x78\x9c": "ZLIB", b"\x78\xda": "ZLIB"}
 
 
@@ -35,8 +39,12 @@ class Index:
     lengths: np.ndarray  # int64, bytes of the content
     checksums: np.ndarray  # uint32, CRC-32 of the content
 
+    # indices of the batches read last
+    recent: collections.deque = dataclasses.field(default_factory=lambda: collections.deque(maxlen=_RECENT))
+
     def read(self, indices: np.ndarray) -> np.ndarray:
         """Reads the contents of records: bytes objects [batch]; DataError if a file changed since it was indexed."""
+        self.recent.append(indices)
         return np.array([self._read_one(int(index)) for index in indices], object)
 
     def fingerprint(self) -> str:
@@ -90,6 +98,7 @@ def examples(
                 return parse(records)
             with tf.Graph().as_default():
                 parsed = parse(tf.compat.v1.placeholder(tf.string, []))
+            check_dense(name, parsed)
             kinds = tf.nest.map_structure(tf.TensorSpec.from_tensor, parsed)
             return tf.map_fn(parse, records, fn_output_signature=kinds)
 
@@ -104,7 +113,28 @@ def examples(
         index.fingerprint(),
         tuple(class_names),
         parallel_steps=parallel_steps or (None if batched else host.cores()),
+        fault=functools.partial(_fault, index, parse, batched),
     )
+
+
+def _fault(index: Index, parse: Callable, batched: bool) -> str | None:
+    """Returns which of the records read last cannot be parsed, or has another shape than the first one; or None."""
+    with tf.Graph().as_default(), tf.compat.v1.Session(config=_BY_ITSELF) as session:
+        content = tf.compat.v1.placeholder(tf.string, [1] if batched else [])
+        parsed = tf.nest.flatten(parse(content))
+        first = None
+        for i in np.unique(np.concatenate([[0], *index.recent])):
+            place = f"{index.paths[index.files[i]]}: the record at byte offset {index.offsets[i] - _HEADER}"
+            try:
+                record = index.read(np.array([i]))
+                found = session.run(parsed, {content: record if batched else record[0]})
+            except tf.errors.OpError as error:
+                return f"{place} cannot be parsed: {errors.reason(error)}"
+            shapes = [each.shape for each in found]
+            first = first or shapes
+            if shapes != first:
+                return f"{place} gives shapes {shapes}, others give {first}"
+    return None
 
 
 def _index_of(paths: Sequence[str]) -> Index:

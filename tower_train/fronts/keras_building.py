@@ -2,7 +2,7 @@
 
 import concurrent.futures
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -62,6 +62,37 @@ def named_variables(model: keras.Model) -> dict[str, keras.Variable]:
         if id(variable) not in metrics:
             named[name] = variable
     return named
+
+
+def features_fault(model: keras.Model, features) -> str | None:
+    """Returns why a model's keras.Input do not take such features, of which Keras writes pages; None if they do."""
+    inputs, given = tf.nest.flatten(getattr(model, "inputs", None) or []), tf.nest.flatten(features)
+    if isinstance(features, Mapping):
+        named = model.input if inputs and isinstance(model.input, Mapping) else {each.name: each for each in inputs}
+        if missing := [name for name in named if len(inputs) > 1 and name not in features]:
+            return (
+                f"{model.name} has an input {missing[0]!r}, and the examples have the features "
+                f"{', '.join(features)}. Call both the same, as in keras.Input(..., name={next(iter(features))!r})."
+            )
+        pairs = [(wanted, features[name]) for name, wanted in named.items() if name in features]
+    else:
+        pairs = list(zip(inputs, given, strict=False))
+    for wanted, tensor in pairs:
+        if tensor is None or not tensor.shape.rank:
+            continue
+        sizes, found = list(wanted.shape[1:]), tensor.shape[1:].as_list()
+        fits = any(  # Keras adds or drops a last dimension of 1
+            len(each) == len(sizes)
+            and all(None in pair or len(set(pair)) == 1 for pair in zip(each, sizes, strict=True))
+            for each in (found, [*found, 1], found[:-1] if found[-1:] == [1] else found)
+        )
+        if not fits or (tensor.dtype == tf.string) != (wanted.dtype == "string"):
+            return (
+                f"{model.name} takes {wanted.dtype} {[None, *sizes]}"
+                f"{f' as {wanted.name}' if len(inputs) > 1 else ''}, and the examples give {tensor.dtype.name} "
+                f"{[None, *found]}. Let its keras.Input be what they have."
+            )
+    return None
 
 
 def output_names(model: keras.Model, outputs) -> list[str]:

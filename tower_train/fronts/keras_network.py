@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tower_train import errors, layers
 from tower_train.fronts import compat
-from tower_train.fronts.keras_building import build_isolated, floatx, initializer_of, named_variables
+from tower_train.fronts.keras_building import build_isolated, features_fault, floatx, initializer_of, named_variables
 from tower_train.fronts.lockstep.scope import TowerScope
 from tower_train.graph import context
 from tower_train.normalization import moving_collections, normalize, note
@@ -84,7 +84,8 @@ class _Network:
 
     def __call__(self, features, training: bool):
         self._in_graph = self._graph_variables()
-        _check_features(self._model, features)
+        if fault := features_fault(self._model, features):
+            raise errors.GraphError(f"keras_network: {fault}")
         values = [(v, tf.convert_to_tensor(self._in_graph[id(v)])) for v in self._variables.values()]
         with floatx(self._dtype), compat.drawn_by(self._draw), contextlib.ExitStack() as stack:
             for layer, name, make in self._replaced:  # the model may be the user's
@@ -188,33 +189,6 @@ class _Network:
         beta = self._in_graph[id(layer.beta)] if layer.center else tf.zeros(mean.shape, mean.dtype)
         training = bool(training) and layer.trainable and not tower.frozen
         return normalize(inputs, training, gamma, beta, mean, variance, layer.momentum, layer.epsilon)
-
-
-def _check_features(model: keras.Model, features) -> None:
-    """Raises GraphError for features that a model's keras.Input do not take; Keras says so in pages."""
-    inputs, given = tf.nest.flatten(getattr(model, "inputs", None) or []), tf.nest.flatten(features)
-    if isinstance(features, Mapping):
-        if missing := [each.name for each in inputs if len(inputs) > 1 and each.name not in features]:
-            raise errors.GraphError(
-                f"keras_network: {model.name} has an input {missing[0]!r}, and the examples have the features "
-                f"{', '.join(features)}. Call both the same, as in keras.Input(..., name={next(iter(features))!r})."
-            )
-        given = [features[each.name] for each in inputs if each.name in features]
-    for wanted, tensor in zip(inputs, given, strict=False):
-        if not tensor.shape.rank:
-            continue
-        sizes, found = list(wanted.shape[1:]), tensor.shape[1:].as_list()
-        fits = any(  # Keras adds or drops a last dimension of 1
-            len(each) == len(sizes)
-            and all(None in pair or len(set(pair)) == 1 for pair in zip(each, sizes, strict=True))
-            for each in (found, [*found, 1], found[:-1] if found[-1:] == [1] else found)
-        )
-        if not fits or (tensor.dtype == tf.string) != (wanted.dtype == "string"):
-            raise errors.GraphError(
-                f"keras_network: {model.name} takes {wanted.dtype} {[None, *sizes]}"
-                f"{f' as {wanted.name}' if len(inputs) > 1 else ''}, and the examples give {tensor.dtype.name} "
-                f"{[None, *found]}. Let its keras.Input be what the examples have (after `prepare`)."
-            )
 
 
 def _with_rows(call: Callable, inputs: tf.Tensor):

@@ -11,6 +11,8 @@ from tower_train import errors
 # Of tf.nn.sparse_softmax_cross_entropy_with_logits, and of tf.gather as in classification_metrics.
 _LABELS = re.compile(r"Received a label value of |indices\[.* is not in \[0")
 
+_UNEQUAL = re.compile("Cannot batch tensors with different shapes|Incompatible shapes during merge|others give")
+
 
 @contextlib.contextmanager
 def explained(
@@ -19,6 +21,7 @@ def explained(
     may_end: bool = False,
     batch: Callable[[], str] = lambda: "",
     graph: tf.Graph | None = None,
+    fault: Callable[[], str | None] = lambda: None,
 ) -> Iterator[None]:
     """Converts the failure of a graph's input, of a tower on it, or of the choice of kernels, into one line.
 
@@ -28,6 +31,7 @@ def explained(
       may_end: leave OutOfRangeError as it is.
       batch: describes the examples of the step under way.
       graph: of the step; None for the default one of now.
+      fault: finds what is wrong with the examples, see Examples.fault.
 
     Raises:
       DataError: the input failed within this block.
@@ -65,7 +69,9 @@ def explained(
             ) from error
         if is_of_tower or "IteratorGetNext" not in error.message:
             raise
-        raise errors.DataError(f"{name}: the input failed: {_why(error)}.") from error
+        why = fault() or _why(error)
+        advice = " Fill them up to one shape, or cut them." if _UNEQUAL.search(why) else ""
+        raise errors.DataError(f"{name}: the input failed: {why}.{advice}") from error
 
 
 def _operation(error: tf.errors.OpError, graph: tf.Graph) -> tf.Operation | None:

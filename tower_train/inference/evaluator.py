@@ -198,7 +198,9 @@ class Evaluator:
             try:
                 with (
                     shortages.explained(self._tower_batch),
-                    step_failures.explained(self.examples.name, self._workload.name, may_end=True),
+                    step_failures.explained(
+                        self.examples.name, self._workload.name, may_end=True, fault=self.examples.fault
+                    ),
                 ):
                     values = session.run(fetches)
             except tf.errors.OutOfRangeError:

@@ -58,7 +58,9 @@ def _look_at(workload: Workload, examples: Examples, seed: int) -> tuple[tuple, 
             images = _image(trained.batches[0][0])
         with v1.Session(config=config) as session:
             session.run([v1.tables_initializer(), stream.initializer])
-            named = functools.partial(step_failures.explained, examples.name, workload.name, may_end=True)
+            named = functools.partial(
+                step_failures.explained, examples.name, workload.name, may_end=True, fault=sample.fault
+            )
             with contextlib.suppress(tf.errors.OutOfRangeError), named():
                 while True:
                     parts.append(session.run((stream.batches[0], stream.counted[0])))

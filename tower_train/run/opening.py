@@ -47,7 +47,11 @@ def open_training(plan: Plan, membership: Membership, received: Received, user_h
         stack.enter_context(membership.failures_named())
         stack.enter_context(
             step_failures.explained(
-                graph.examples.name, plan.workload.name, batch=training.next_batch, graph=graph.graph
+                graph.examples.name,
+                plan.workload.name,
+                batch=training.next_batch,
+                graph=graph.graph,
+                fault=graph.examples.fault,
             )
         )
         session = sessions.open_session(graph, membership, plan.last_step, restore)

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import itertools
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,13 +16,12 @@ from tower_train.fronts import compat
 from tower_train.fronts.keras_building import floatx
 from tower_train.fronts.lockstep import parts
 from tower_train.fronts.lockstep.layers import Seen, compare_layers
-from tower_train.fronts.lockstep.step import Rehearsal, Updates
+from tower_train.fronts.lockstep.step import Rehearsal, Updates, explained
 from tower_train.graph.random_state import line_of
 from tower_train.proof import comparison
 from tower_train.proof.comparison import EACH, STEPS, Values
 from tower_train.proof.rounding import epsilon, least_exact, rounded
 
-_REMARKS = re.compile(r"Exception encountered when calling .*?\x1b\[1m(.*)\x1b\[0m.*", re.DOTALL)
 _MOST_TOWERS, _LONG_SECS = 4, 10  # of the comparison before a first fit: more towers would show nothing else
 
 
@@ -58,18 +56,7 @@ class FirstStep:
             return f"*** towers: not compared with one device, as that fails: {errors.reason(error)}"
 
 
-@contextlib.contextmanager
-def _without_remarks() -> Iterator[None]:
-    """Takes from a user's error within this block what Keras puts around it: where it was, and the arguments."""
-    try:
-        yield
-    except errors.UserError as error:
-        if wrapped := _REMARKS.fullmatch(str(error)):
-            error.args = wrapped.groups()
-        raise
-
-
-@_without_remarks()
+@explained()
 @compat.without_tracing_remarks()
 def compare_steps(
     towers: Callable[[int, str], keras.Model], alone: keras.Model, batches: Sequence, count: int, batch_norm: str,
@@ -131,7 +118,7 @@ def _refuse_less_exact(grads: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> 
     def reads(op: tf.Operation) -> bool:
         return any(tensor.dtype == tf.resource for tensor in op.inputs) and any(t.dtype.is_floating for t in op.outputs)
 
-    for grad in (tf.convert_to_tensor(grad) for grad in grads if grad is not None):
+    for grad in (getattr(grad, "values", grad) for grad in grads if grad is not None):
         least = least_exact([grad], [op for op in grad.graph.get_operations() if reads(op)])
         if least.dtype != tf.float64:
             raise TypeError(f"{least.op.type} ({line_of(least.op)}) computes in {least.dtype.name}")

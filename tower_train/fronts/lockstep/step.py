@@ -374,6 +374,7 @@ def join_batch(model: keras.Model, x, y, y_pred, sample_weight, needs_x: bool):
     return _join(step, keras.tree.map_structure(parts.as_tensor, (x if needs_x else None, y, y_pred, sample_weight)))
 
 
+_REMARKS = re.compile(r"Exception encountered when calling .*?\x1b\[1m(.*)\x1b\[0m.*", re.DOTALL)  # of Keras
 _OTHER_ROWS = (
     "has an axis before that of the examples, or none, and towers join outputs by examples. Put the batch first, "
     "such as [batch, time] or [batch, 2]; a scalar is a mean over the examples. Or train on one device: gpus=1."
@@ -393,9 +394,19 @@ def _check_rows(what: str, output: tf.Tensor, inputs: Sequence[parts.Size]) -> N
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Raises a ConfigError for a step within this block whose outputs have other rows than examples."""
+    """Raises a ConfigError for a step within this block whose outputs have other rows than examples, or with a layer
+    that does not take its inputs; takes from a user's error what Keras puts around it: where it was, and arguments."""
     try:
         yield
+    except ValueError as error:
+        wrapped = _REMARKS.fullmatch(str(error))
+        if wrapped and isinstance(error, errors.UserError):
+            error.args = wrapped.groups()
+        elif wrapped and "incompatible with the layer" in wrapped[1]:
+            raise errors.ConfigError(
+                f"multi_gpu_model: {wrapped[1].rstrip('.')}. Give the layer such inputs, or make it for these."
+            ) from None
+        raise
     except tf.errors.InvalidArgumentError as error:
         if found := re.search(rf"assertion failed: \[(.*? {re.escape(_OTHER_ROWS)})\]", error.message, re.DOTALL):
             raise errors.ConfigError(found[1]) from None
