@@ -21,6 +21,16 @@ class Centered(keras.layers.Layer):
         return inputs - keras.ops.mean(inputs, axis=0)
 
 
+class Looked(keras.layers.Layer):
+    """Adds a vector of an embedding, whose gradient is sparse."""
+
+    def build(self, shape):
+        self.vectors = keras.layers.Embedding(2, shape[-1])
+
+    def call(self, inputs):
+        return inputs + self.vectors(keras.ops.cast(inputs[:, 0] > 0, "int32"))
+
+
 def parallel(*layers, **options):
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input([4]), *layers, keras.layers.Dense(3)])
@@ -31,7 +41,7 @@ def parallel(*layers, **options):
     return model
 
 
-@pytest.mark.parametrize("layer", [keras.layers.Dropout(0.5), keras.layers.BatchNormalization()])
+@pytest.mark.parametrize("layer", [keras.layers.Dropout(0.5), keras.layers.BatchNormalization(), Looked()])
 def test_towers_that_train_what_keras_trains_are_shown_to(layer):
     model = parallel(keras.layers.Dense(8, "relu"), layer)
     before = model.template.get_weights()

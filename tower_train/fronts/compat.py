@@ -440,9 +440,19 @@ def _floatx() -> str:
     return _FLOATX_HERE.get() or _FLOATX  # noqa: F821 - names of Keras' module
 
 
-# Keras' modules have the function itself, so its code looks for a thread's dtype first.
-vars(backend_config)["_FLOATX_HERE"] = _FLOATX_HERE
-backend_config.floatx.__code__ = _floatx.__code__
+def let_threads_have_floatx(config: types.ModuleType) -> None:
+    """Lets `floatx` set the default of the Keras to which this configuration belongs."""
+    # Keras' modules have the function itself, so its code looks for a thread's dtype first.
+    vars(config)["_FLOATX_HERE"] = _FLOATX_HERE
+    config.floatx.__code__ = _floatx.__code__
+
+
+let_threads_have_floatx(backend_config)
+
+
+def floatx_here() -> str | None:
+    """Returns the dtype of the `floatx` around this; None outside of one."""
+    return _FLOATX_HERE.get()
 
 
 @contextlib.contextmanager

@@ -118,7 +118,7 @@ def _refuse_less_exact(grads: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> 
     def reads(op: tf.Operation) -> bool:
         return any(tensor.dtype == tf.resource for tensor in op.inputs) and any(t.dtype.is_floating for t in op.outputs)
 
-    for grad in (getattr(grad, "values", grad) for grad in grads if grad is not None):
+    for grad in (getattr(grad, "values", grad) for grad in grads if grad is not None):  # an embedding's are sparse
         least = least_exact([grad], [op for op in grad.graph.get_operations() if reads(op)])
         if least.dtype != tf.float64:
             raise TypeError(f"{least.op.type} ({line_of(least.op)}) computes in {least.dtype.name}")

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tensorflow.python.util import deprecation, tf_export
 from tf_keras.api._v1 import keras as keras_v1
 from tf_keras.api._v2 import keras as keras_v2
+from tf_keras.src import backend_config
 
 from tower_train.fronts import compat
 
@@ -78,6 +79,7 @@ def _keras_2() -> Iterator[None]:
 
 
 compat.check_restored_shapes()
+compat.let_threads_have_floatx(backend_config)
 _put_in_place()
 with compat.replaced(deprecation, "deprecated", lambda *_, **__: lambda function: function), _keras_2():
     from tensorflow_estimator._api.v1 import estimator as api

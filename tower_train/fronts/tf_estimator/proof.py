@@ -2,10 +2,11 @@
 
 import copy
 import dataclasses
+import functools
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -27,98 +28,130 @@ _MOST_TOWERS, _LONG_SECS = 4, 10  # of the comparison before a first training: m
 def check(estimator, input_fn: Callable) -> str:
     """Compares two steps of an Estimator's towers with two of one device, from initial values on.
 
-    They are on the first examples of input_fn's data set. model_dir stays as it is.
+    They are on the first examples of input_fn's data set. model_dir stays as it is. Of several workers each compares by
+    itself as many towers as all have.
 
     Returns:
       A line for people.
 
     Raises:
-      ConfigError: there is one tower, or several workers; or too few examples.
+      ConfigError: there is one tower, or too few examples.
       DataError: input_fn gives no data set.
       GraphError: a variable differs by more than rounding.
     """
-    count = len(estimator._placed.towers)
-    if count == 1 or estimator.config.num_worker_replicas > 1:
-        raise errors.ConfigError(
-            "check: it compares the towers of one process with one device. Give RunConfig(num_gpus=2) or more, and no "
-            "TF_CONFIG."
-        )
-    return _compared(estimator, input_fn, count, is_first=False)
+    devices = _devices(estimator)
+    if len(devices) == 1:
+        raise errors.ConfigError("check: it compares towers with one device. Give RunConfig(num_gpus=2) or more.")
+    return _compared(estimator, input_fn, devices, console.say)
 
 
 def compare_first(estimator, input_fn: Callable) -> None:
-    """As `check`, before the first training, of at most four towers; prints the line. A comparison that cannot be is
-    none."""
-    count = min(len(estimator._placed.towers), _MOST_TOWERS)
-    if count == 1 or estimator.config.check_towers == "never" or estimator.config.num_worker_replicas > 1:
+    """As `check`, before the first training, of at most four towers; prints the line, of several workers the chief. A
+    comparison that cannot be is none."""
+    devices = _devices(estimator)[:_MOST_TOWERS]
+    if len(devices) == 1 or estimator.config.check_towers == "never":
         return
+    say = console.say if estimator.config.is_chief else lambda line: None
     with compat.random_states_kept():
         try:
-            line = _compared(estimator, input_fn, count, is_first=True)
+            line = _compared(estimator, input_fn, devices, say, is_first=True)
         except errors.GraphError as error:
             raise errors.GraphError(
                 f"{error} Change that, or train all the same with RunConfig(check_towers='never')."
             ) from None
         except Exception as error:  # whatever a model_fn raises of few examples; the training raises what it does
             line = f"*** towers: not compared with one device, as that fails: {errors.reason(error)}"
-    console.say(line)
+    say(line)
 
 
-def _compared(estimator, input_fn: Callable, count: int, is_first: bool) -> str:
-    config, placed = estimator.config, estimator._placed
+def _devices(estimator) -> tuple[str, ...]:
+    """Returns the devices for all workers' towers, in this process."""
+    return tuple(estimator._placed.towers) * max(estimator.config.num_worker_replicas, 1)
+
+
+def _compared(
+    estimator, input_fn: Callable, devices: Sequence[str], say: Callable[[str], None], is_first: bool = False
+) -> str:
+    """Compares in float64 if model_fn can be computed so, else in its own dtypes; returns a line for people."""
     with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "examples")
-        there = _save_examples(estimator, input_fn, path, STEPS * EACH * count)
-        if there < STEPS * count:
+        examples = os.path.join(folder, "examples")
+        there, needed = _save_examples(estimator, input_fn, examples, STEPS * EACH * len(devices)), STEPS * len(devices)
+        if there < needed:
             raise errors.ConfigError(
-                f"check: there are fewer than {STEPS * count} examples, one for each of {count} towers in {STEPS} "
+                f"check: there are fewer than {needed} examples, one for each of {len(devices)} towers in {STEPS} "
                 "steps."
             )
-        each = min(EACH, there // (STEPS * count))
-
-        def train(towers: int, batch_norm: str = "global", seed: int | None = None, begin: dict | None = None):
-            """Does the steps; returns the hook that saw their values."""
-            twin, hook = copy.copy(estimator), _Variables(begin, seed)
-            twin._placed = dataclasses.replace(placed, towers=placed.towers[:towers])
-            twin._model_dir = tempfile.mkdtemp(dir=folder)
-            twin._config = config.replace(
-                model_dir=twin._model_dir, batch_norm=batch_norm, check_towers="never", save_checkpoints_secs=None,
-                save_checkpoints_steps=None, save_summary_steps=None, log_step_count_steps=None,
-                tf_random_seed=1 if config.tf_random_seed is None else config.tf_random_seed,
-            )  # fmt: skip
-            rows = lambda: tf.data.Dataset.load(path).batch(each * count // towers, drop_remainder=True)  # noqa: E731
-            twin.train(rows, hooks=[hook], steps=STEPS)
-            return hook
-
-        began = time.monotonic()
+        each = min(EACH, there // needed)
+        compared = functools.partial(_compared_in, folder, estimator, devices, each, say, is_first)
         try:
-            one = train(1)
-        except NonFiniteLossError:
-            size = f"{STEPS} steps of {each * count} examples"
-            return f"*** towers: nothing to compare: the loss is not finite, or its gradients ({size})"
-        secs = (time.monotonic() - began) * (count + 1)
-        if is_first and secs > _LONG_SECS:
-            console.say(
-                f"towers:   comparing 2 with one device, for about {3 * secs / (count + 1):.0f} s "
-                "(RunConfig(check_towers='never') leaves it out)"
-            )
-            count, each = 2, max(1, each // 2)
-            one = train(1)
+            with compat.floatx("float64"):
+                return compared("float64")
+        except errors.UserError:
+            raise
+        except Exception as error:  # whatever a model_fn raises that mixes dtypes
+            reason = errors.reason(error)
+        return f"{compared(None)}. In float64: {reason}"
 
-        def of_one(seed: int | None) -> list[Values]:
-            return done.pop() if done and seed is None else train(1, "global", seed, one.first).after
 
-        def against(batch_norm: str) -> comparison.Verdict:
-            several = lambda _: train(count, batch_norm, None, one.first).after  # noqa: E731
-            return comparison.compare(of_one, several, one.weights, epsilon(one.dtype))
+def _compared_in(
+    folder: str, estimator, devices: Sequence[str], each: int, say: Callable[[str], None], is_first: bool,
+    dtype: str | None,
+) -> str:  # fmt: skip
+    """Compares in a dtype, or in model_fn's own; returns a line for people."""
+    config, count = estimator.config, len(devices)
 
-        done = [one.after]
+    def rows(size: int) -> tf.data.Dataset:
+        """Returns the examples in batches of a size."""
 
-        verdict, by_tower = against(config.batch_norm), None
-        if config.batch_norm == "tower" and verdict.excess:  # by design, if there is batch normalisation
-            by_tower, verdict = verdict.excess[0], against("global")
-        size = f"{STEPS} steps of {each * count} examples, {one.dtype.name}"
-        return comparison.line_of_model(verdict, count, size, by_tower)
+        def cast(value):
+            return tf.cast(value, dtype) if dtype and value.dtype.is_floating else value
+
+        dataset = tf.data.Dataset.load(os.path.join(folder, "examples")).batch(size, drop_remainder=True)
+        return dataset.map(lambda *parts: tf.nest.map_structure(cast, parts if len(parts) > 1 else parts[0]))
+
+    def train(towers: int, batch_norm: str = "global", seed: int | None = None, begin: dict | None = None):
+        """Does the steps; returns the hook that saw their values."""
+        twin, hook = copy.copy(estimator), _Variables(begin, seed)
+        twin._placed = dataclasses.replace(estimator._placed, towers=devices[:towers])
+        twin._model_dir = tempfile.mkdtemp(dir=folder)
+        if not config.is_chief:
+            twin._warm_start_settings = None  # which the chief alone may be able to read
+        twin._config = config.alone(
+            model_dir=twin._model_dir, batch_norm=batch_norm, check_towers="never", save_checkpoints_secs=None,
+            save_checkpoints_steps=None, save_summary_steps=None, log_step_count_steps=None,
+            tf_random_seed=1 if config.tf_random_seed is None else config.tf_random_seed,
+        )  # fmt: skip
+        twin.train(lambda: rows(each * count // towers), hooks=[hook], steps=STEPS)
+        return hook
+
+    began = time.monotonic()
+    try:
+        one = train(1)
+    except NonFiniteLossError:
+        size = f"{STEPS} steps of {each * count} examples"
+        return f"*** towers: nothing to compare: the loss is not finite, or its gradients ({size})"
+    secs = (time.monotonic() - began) * (count + 1)
+    if is_first and secs > _LONG_SECS:
+        say(
+            f"towers:   comparing 2 with one device, for about {3 * secs / (count + 1):.0f} s "
+            "(RunConfig(check_towers='never') leaves it out)"
+        )
+        count, each = 2, max(1, each // 2)
+        one = train(1)
+
+    def of_one(seed: int | None) -> list[Values]:
+        return done.pop() if done and seed is None else train(1, "global", seed, one.first).after
+
+    def against(batch_norm: str) -> comparison.Verdict:
+        several = lambda _: train(count, batch_norm, None, one.first).after  # noqa: E731
+        return comparison.compare(of_one, several, one.weights, epsilon(one.dtype))
+
+    done = [one.after]
+    verdict, by_tower = against(config.batch_norm), None
+    if config.batch_norm == "tower" and verdict.excess:  # by design, if there is batch normalisation
+        by_tower, verdict = verdict.excess[0], against("global")
+    size = f"{STEPS} steps of {each * count} examples, {one.dtype.name}"
+    return comparison.line_of_model(verdict, count, size, by_tower)
 
 
 def _save_examples(estimator, input_fn: Callable, path: str, number: int) -> int:

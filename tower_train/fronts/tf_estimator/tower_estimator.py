@@ -73,10 +73,11 @@ class Estimator(library.estimator.Estimator):
             return super()._create_and_assert_global_step(graph)
 
     def _call_input_fn(self, input_fn, mode, input_context=None):
-        training, context = self._training if mode == TRAIN else None, tf.distribute.InputContext()
-        if training:
-            workers_of_all = training.all_reduce.num_workers
-            context = tf.distribute.InputContext(workers_of_all, training.worker, training.num_towers)
+        context = tf.distribute.InputContext()
+        if mode == TRAIN and self._config.num_worker_replicas:
+            workers_of_all = self._config.num_worker_replicas
+            towers_of_all = workers_of_all * len(self._placed.towers)
+            context = tf.distribute.InputContext(workers_of_all, self._config.global_id_in_cluster, towers_of_all)
         return super()._call_input_fn(input_fn, mode, context)
 
     def _get_features_and_labels_from_input_fn(self, input_fn, mode):

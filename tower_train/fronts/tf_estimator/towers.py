@@ -156,7 +156,8 @@ class ModelTowers:
                 stack.enter_context(v1.name_scope(f"tower_{tower.place}/"))
             stack.enter_context(tf.variable_creator_scope(self._creator(tower, draws)))
             scope, getter = v1.get_variable_scope(), functools.partial(self._get, tower)
-            stack.enter_context(v1.variable_scope(scope, reuse=reuse, custom_getter=getter))
+            dtype = compat.floatx_here()  # else the scope's own
+            stack.enter_context(v1.variable_scope(scope, reuse=reuse, custom_getter=getter, dtype=dtype))
             stack.enter_context(xla.compiled(self._training.is_compiled, tower.device, "tower"))
             yield
 

@@ -27,7 +27,7 @@ class RunConfig(library.run_config.RunConfig):
       gpus: the ids of the GPUs that carry them, instead of num_gpus.
       worker_timeout_secs: seconds without a heartbeat after which another worker counts as missing.
       batch_norm: global: batches are normalised over all towers, as on one device; tower: each tower's by itself.
-      check_towers: auto: the first training compares several towers of one process with one device, as
+      check_towers: auto: the first training compares the towers of all workers with one device, as
         tower_train.estimator.check does, before it begins; it prints a line, and raises if they differ; never: it does
         not.
       jit_compile: always: XLA compiles model_fn in each tower; never; auto: on GPUs. session_config's global_jit_level
@@ -72,6 +72,12 @@ class RunConfig(library.run_config.RunConfig):
         ours = ["num_gpus", "gpus", "worker_timeout_secs", "batch_norm", "check_towers", "jit_compile"]
         allowed = [*library.run_config._DEFAULT_REPLACEABLE_LIST, *ours]
         return self._replace(copy.deepcopy(self), allowed, **changes)
+
+    def alone(self, **changes) -> "RunConfig":
+        """Returns a copy with these changes for a training by this process without the other workers."""
+        changed = self.replace(**changes)
+        changed._init_distributed_setting_from_environment_var({})
+        return changed
 
     def _init_distributed_setting_from_environment_var(self, tf_config: dict) -> None:
         """Reads TF_CONFIG. Jobs without tasks are left out; the first of workers without a chief is the chief."""
