@@ -19,7 +19,7 @@ from concurrent import futures
 
 import numpy as np
 
-from tower_train import errors, host
+from tower_train import errors, files, host
 from tower_train.data import arrays
 from tower_train.examples import Examples
 
@@ -48,6 +48,10 @@ def read(paths: Sequence[str | os.PathLike]) -> Records:
     unreadable, empty or not a whole number of records, or a label that is not 0 to 9."""
     counts = [_count_records(path) for path in paths]
     ends = np.cumsum(counts)
+    try:
+        files.check_room(RECORD_BYTES * int(ends[-1]))
+    except OSError as error:
+        raise errors.DataError(f"{', '.join(map(str, paths))}: {error.strerror}. Use fewer or smaller files.") from None
     images = np.empty([ends[-1], IMAGE_SIZE, IMAGE_SIZE, CHANNELS], np.uint8)
     labels = np.empty(ends[-1], np.int32)
     slices = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]

@@ -34,8 +34,9 @@ def notice(text: str) -> None:
 
 
 def _writable(text: str) -> str:
-    """Returns a text with escapes for undecodable bytes, which paths may hold and no handler can write."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    """Returns a text whose other characters than printable ones and line ends are escapes: names of files and classes
+    may hold undecodable bytes, and what a terminal obeys."""
+    return "\n".join(map(one_line, text.split("\n")))
 
 
 class _Printer(logging.Handler):

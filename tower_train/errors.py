@@ -17,10 +17,6 @@ class DataError(UserError):
     """A data file that is missing, damaged or of another kind than its name says."""
 
 
-class LayoutError(DataError):
-    """Folders that are not laid out as expected; the text ends with a tree of the expected ones."""
-
-
 class RunError(UserError):
     """A train_dir that cannot be used, or not by this run."""
 

@@ -180,7 +180,7 @@ BAD = {
     ),
     "bløt.jpg": (lambda path: path.symlink_to("nowhere"), "cannot be read: No such file or directory"),
     "self.jpg": (lambda path: path.symlink_to("self.jpg"), "cannot be read: Too many levels"),
-    "pipe.jpg": (os.mkfifo, "is empty"),
+    "pipe.jpg": (os.mkfifo, "cannot be read: it is no regular file"),
 }
 
 

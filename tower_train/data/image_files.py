@@ -138,7 +138,7 @@ def _files(folder: pathlib.Path, hidden: collections.Counter) -> list[str]:
 
 
 def _class_folders(folder: pathlib.Path, directory: pathlib.Path) -> list[str]:
-    """Returns the names of a split's class folders, sorted; LayoutError if there are fewer than two."""
+    """Returns the names of a split's class folders, sorted; DataError if there are fewer than two."""
     entries = _entries(folder)
     names = [name for name in entries if name[0] != "." and os.path.isdir(folder / name)]
     if len(names) > 1:
@@ -176,7 +176,9 @@ def _listed(folder: pathlib.Path, directory: pathlib.Path, split: str) -> Listin
             else:
                 others[extension or "without extension"] += 1
         if labels[-1:] != [label]:
-            there = f", but {', '.join(f'{count} {kind}' for kind, count in others.items() if count)}" * bool(others)
+            there = f", but {', '.join(f'{count} {kind}' for kind, count in others.items() if count)}" * any(
+                others.values()
+            )
             raise _layout_error(
                 folder, directory, f"{readable(class_name)} in it holds no {', '.join(EXTENSIONS)} file{there}"
             )
@@ -223,22 +225,16 @@ def _labelled(
 
 
 def _layout_error(folder: pathlib.Path, directory: pathlib.Path, what: str) -> errors.DataError:
-    """Returns the error for folders that are not laid out as expected, with a tree of those that are."""
+    """Returns the error for folders that are not laid out as expected."""
     for name in _entries(folder):
         if any((folder / name / split).is_dir() for split in (TRAIN, TEST, *VALIDATION_NAMES)):
             there = folder / readable(name)
             return errors.DataError(f"{folder}: holds no images, but {there.name} in it does. Give --data_dir={there}.")
     what += f".{image_labels.advice(folder, directory)}"
-    return errors.LayoutError(f"""{folder}: {what} Expected:
-  {directory}
-  ├── train
-  │   ├── cats   (a folder for each class, named like it)
-  │   │   ├── 1.jpg
-  │   │   └── 2.jpg
-  │   └── dogs
-  │       └── ...
-  ├── val        (the same; or no such folder, and --validation_fraction=0.1)
-  └── test       (the same; may be missing)""")
+    return errors.DataError(
+        f"{folder}: {what} Expected: {directory}/train/CLASS/*.jpg, with a folder for each class, and the same in "
+        f"{directory}/val (or --validation_fraction=0.1) and test, which may be missing."
+    )
 
 
 def _split_off(listing: Listing, groups: list[str], split: str, fraction: float, seed: int) -> Listing:

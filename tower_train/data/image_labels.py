@@ -1,12 +1,13 @@
 """Classes of images that do not lie in a folder per class: from a table (labels.csv) or from names (cat.0.jpg)."""
 
 import csv
+import io
 import operator
 import os
 import pathlib
 import re
 
-from tower_train import errors
+from tower_train import errors, files
 
 FOLDERS, NAMES = "folders", "names"
 EXTENSIONS = (".jpeg", ".jpg", ".png", ".gif", ".bmp", ".webp")
@@ -87,10 +88,10 @@ def _of_table(directory: pathlib.Path, labels: str, option: str, paths: list[str
                 named.setdefault(written, path)
                 named.setdefault(os.path.splitext(written)[0], path)
     try:
-        with open(table, newline="", encoding="utf-8-sig") as file:
-            separator = max(",;\t", key=file.readline().count)  # spreadsheets of some countries write semicolons
-            file.seek(0)
-            header, *rows = ([cell.strip() for cell in row] for row in csv.reader(file, delimiter=separator) if row)
+        file = io.StringIO(files.read(table).decode("utf-8-sig"), newline="")
+        separator = max(",;\t", key=file.readline().count)  # spreadsheets of some countries write semicolons
+        file.seek(0)
+        header, *rows = ([cell.strip() for cell in row] for row in csv.reader(file, delimiter=separator) if row)
     except (OSError, ValueError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or "it is no CSV file with a header"
         if isinstance(error, UnicodeDecodeError):

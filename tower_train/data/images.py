@@ -3,14 +3,13 @@
 import hashlib
 import json
 import math
-import os
 import pathlib
 import shutil
 from concurrent import futures
 
 import numpy as np
 
-from tower_train import errors, host
+from tower_train import errors, files, host
 from tower_train.data import arrays, decoding, publish
 from tower_train.data.directories import default_directory
 from tower_train.data.image_files import Listing
@@ -119,9 +118,7 @@ class _Images:
         return decoding.decode(contents, *self.shape[1:])
 
     def _contents(self, file: int) -> bytes:
-        # Not waiting, as a FIFO would, for a writer.
-        with open(os.open(self.paths[file], os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
-            return opened.read()
+        return files.read(self.paths[file])
 
 
 def _digest(contents: bytes) -> int:

@@ -20,7 +20,7 @@ from concurrent import futures
 import numpy as np
 import tensorflow as tf
 
-from tower_train import errors, host
+from tower_train import errors, files, host
 from tower_train.examples import Examples, check_dense
 
 _HEADER, _FOOTER = 12, 4  # bytes around a record's content
@@ -171,7 +171,10 @@ def _scan(path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
                 length = int.from_bytes(os.pread(file.fileno(), 8, offset), "little")
                 following = offset + _HEADER + length + _FOOTER
                 # TensorFlow ends the process at a length that no memory can hold.
-                if following > status.st_size or (content := next(records, None)) is None:
+                if (
+                    max(following - status.st_size, length - files.MOST_BYTES) > 0
+                    or (content := next(records, None)) is None
+                ):
                     raise tf.errors.DataLossError(None, None, "")
                 offsets.append(offset + _HEADER)
                 lengths.append(length)

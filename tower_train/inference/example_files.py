@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tower_train import errors
+from tower_train import errors, files
 from tower_train.data import decoding
 
 _ARRAYS = (".npy", ".npz")
@@ -17,11 +17,15 @@ def read(path: str) -> Content:
     """Reads a file: the arrays by name of NAME.npz, one array under None of NAME.npy, else the bytes; DataError if it
     cannot be read, or holds no arrays."""
     try:
-        with open(path, "rb") as file:
-            if not path.endswith(_ARRAYS):
-                return file.read()
+        if not path.endswith(_ARRAYS):
+            return files.read(path)
+        with files.open_regular(path) as file:
+            files.check_room(os.fstat(file.fileno()).st_size)
             loaded = np.load(file, allow_pickle=False)
-            return {None: loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
+            if isinstance(loaded, np.ndarray):
+                return {None: loaded}
+            files.check_room(sum(member.file_size for member in loaded.zip.infolist()))
+            return dict(loaded)
     except IsADirectoryError:
         raise errors.DataError(
             f"{path}: is a folder. Name the files in it, such as {os.path.join(path, '*')}."

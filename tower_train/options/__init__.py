@@ -105,6 +105,11 @@ def checked(field: dataclasses.Field, value):
         raise _refusal(field, repr(value))
     if not parts or not all(_is_allowed(part, field.metadata["allowed"]) for part in parts):
         raise _refusal(field, as_text(value)[:100])
+    if kind is str and ("\0" in os.fspath(value) or (field.default is None and not os.fspath(value))):
+        raise errors.ConfigError(
+            f"--{field.name}={value}: it must be text without NUL, and not empty, as from an unset variable. Leave the "
+            "option out, or give it a value."
+        )
     return kind(value)
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from absl import flags
 
 from tower_train import console, errors, options
+from tower_train.files import read as read_file
 
 Fields = dict[str, dataclasses.Field]
 T = TypeVar("T", bound=options.Options)
@@ -103,6 +104,9 @@ def parse_values(
     for name, field in fields.items():
         is_switch = options.option_type(field) is bool
         flags.DEFINE_flag(flags.Flag(flags.ArgumentParser(), None, name, None, "", boolean=is_switch), read)
+    for i, word in enumerate(argv):
+        if match := re.fullmatch("--?flagfile(=(.*))?", word, re.DOTALL):
+            _check_flag_file("".join(argv[i + 1 : i + 2]) if match[2] is None else match[2])
     try:
         words = read(list(argv), known_only=known_only)[1:]
     except flags.UnrecognizedFlagError as error:
@@ -119,6 +123,16 @@ def parse_values(
     return {name: options.parse(field, read[name].value) for name, field in fields.items() if read[name].present}
 
 
+def _check_flag_file(path: str) -> None:
+    """Raises ConfigError for a file that absl cannot read several times, or never ends to read."""
+    try:
+        read_file(os.path.expanduser(path))
+    except OSError as error:
+        raise errors.ConfigError(
+            f"--flagfile={path}: it cannot be read ({error.strerror}). Name a file with an option a line."
+        ) from None
+
+
 def run(main: Callable[[Sequence[str]], int]) -> None:
     """Runs a command and exits with the status that it returns; a user's mistake is a line on stderr and status 2."""
     for name in ("stdin", "stdout", "stderr"):  # closed, its descriptor would be that of the next file
@@ -127,9 +141,8 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
     try:
         status = main(sys.argv)
     except errors.UserError as error:
-        has_lines = isinstance(error, (errors.LayoutError, errors.GraphError))
-        lines = str(error).split("\n") if has_lines else [str(error)]
-        console.notice("error: " + "\n".join(map(console.one_line, lines)))
+        text = str(error) if isinstance(error, errors.GraphError) else console.one_line(str(error))
+        console.notice("error: " + re.sub(r"(\S{200})\S{300,}", r"\1...", text))  # such as a path of 5,000 letters
         status = error.exit_status
     except KeyboardInterrupt:  # before or after the steps, which have a handler of their own
         console.notice("interrupted")
