@@ -10,7 +10,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tower_train import errors, files
-from tower_train.run_dir import disk
+from tower_train.run_dir import checkpoint_index, disk
 
 v1 = tf.compat.v1
 PREFIX = "model.ckpt"
@@ -170,10 +170,16 @@ def variable_names(path: str) -> list[str]:
 def _shapes_and_dtypes(path: str) -> tuple[dict, dict]:
     """Returns {variable's name: shape} and {name: dtype}; RunError if the checkpoint cannot be read."""
     try:
-        reader = tf.train.load_checkpoint(path)
+        reader = _reader(path)
         return reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-    except (tf.errors.OpError, ValueError) as error:
+    except (tf.errors.OpError, ValueError, OSError) as error:
         raise errors.RunError(f"checkpoint {path} cannot be read: {errors.reason(error)}.") from None
+
+
+def _reader(path: str):
+    """Opens a checkpoint; OpError, ValueError or OSError if its index is damaged."""
+    checkpoint_index.check(f"{path}.index")
+    return tf.train.load_checkpoint(path)
 
 
 def restore(saver: v1.train.Saver, session: v1.Session, path: str) -> None:
@@ -232,7 +238,7 @@ def damage(path: str) -> str | None:
     TensorFlow's checksums (CRC-32C) cover every byte of the data and every byte of the index that a restore uses.
     """
     try:
-        reader = tf.train.load_checkpoint(path)
+        reader = _reader(path)
         for name in reader.get_variable_to_shape_map():
             reader.get_tensor(name)
     except Exception as error:  # damage raises OpError, IndexError, MemoryError ...
