@@ -22,7 +22,7 @@ NORM = jobs.TOY | dict(
 hosts = host.free_addresses
 
 
-def member(there, index, *policy, leave=membership.exit_at_once, **policies):
+def member(there, index, *policy, leave=lambda error: None, **policies):
     """A worker's membership, before it is entered; with a Policy of these values."""
     return membership.join(Task(tuple(there), index), devices.place(Config()), Policy(*policy, **policies), leave)
 

@@ -80,12 +80,12 @@ def test_whoever_is_stuck_starts_again_if_it_is_to_wait_and_was_not_told_to_end(
     monkeypatch.setattr(__main__, "start_again", started_again.append)
     monkeypatch.setattr(os, "_exit", lambda status: (_ for _ in ()).throw(SystemExit(status)))
 
-    def stuck(workload, config, user_hooks, workload_options, before_leaving):
+    def stuck(workload, config, user_hooks, workload_options, leave_at_once):
         received = signals.Received()
         if signalled:
             received.stopping = signal.SIGTERM
         error = errors.WorkerError("worker 1 is missing", is_final=is_final, environment={"REMEMBERED": "1"})
-        running._leave_at_once(received, before_leaving, error)
+        leave_at_once(running._for_this_worker(error, received))
 
     monkeypatch.setattr(running, "start", stuck)
     with pytest.raises(SystemExit) as left:

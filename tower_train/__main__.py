@@ -81,8 +81,13 @@ def main(argv: Sequence[str]) -> int:
             console.notice(f"{error}\nStarting again, {then}.")
             start_again(error.environment)
 
+    def leave_at_once(error: errors.WorkerError) -> None:
+        start_again_if_asked(error)
+        os.write(2, f"\ntower_train: error: {console.one_line(str(error))}\n".encode())  # the logger may be stuck too
+        os._exit(error.exit_status)
+
     def train_one(config: Config):
-        steps = train.start(config.workload, config, UserHooks(), workload_options, start_again_if_asked)
+        steps = train.start(config.workload, config, UserHooks(), workload_options, leave_at_once)
         return train.drain(steps)
 
     try:

@@ -90,22 +90,35 @@ def test_a_process_that_was_forked_meanwhile_does_not_hold_the_end_up():
     os.waitpid(child, 0)
 
 
-STUCK = """
-import ctypes
-from tower_train.run import signals
-with signals.Received().noted():
-    print("ready", flush=True)
-    while True:
-        ctypes.CDLL(None).sleep(600)  # as a step in TensorFlow's C++: no Python handler runs meanwhile
+PROGRAM = """
+import tensorflow as tf
+import tower_train
+
+class Stuck(tf.compat.v1.train.SessionRunHook):
+    def begin(self):
+        self.never = tf.queue.FIFOQueue(1, tf.float32).dequeue()
+
+    def after_run(self, context, values):
+        context.session.run(self.never)
+
+try:
+    tower_train.train("norm_workload", tower_train.Config(**{}), [Stuck()])
+except KeyboardInterrupt as error:
+    print("caught", error)
 """
 
 
-def test_a_second_interrupt_leaves_at_once_also_inside_a_step_that_never_ends():
-    with jobs.Program("-c", STUCK) as program:
-        program.wait_until(lambda: "ready" in program.output())
+@pytest.mark.parametrize(("is_program", "said", "status"), [(False, "error: Left at once", 130),
+                                                            (True, "caught Left at once", 0)])  # fmt: skip
+def test_a_second_interrupt_counts_at_once_also_inside_a_step_that_never_ends(is_program, said, status, tmp_path):
+    """It ends `python -m tower_train`, and is an exception of a program that calls train()."""
+    options = jobs.TOY | dict(num_gpus=1, batch_size=4, max_steps=20, log_every_steps=1, train_dir=str(tmp_path))
+    words = "tower_train", "--workload=norm_workload:STUCK", *jobs.flags(**options)
+    with jobs.Program(*(("-c", PROGRAM.format(options)) if is_program else words)) as program:
+        program.wait_until(lambda: jobs.logged_step(tmp_path) == 11 or is_program and "run:" in program.output())
         program.process.send_signal(signal.SIGINT)
         with pytest.raises(subprocess.TimeoutExpired):
             program.process.wait(0.5)
         program.process.send_signal(signal.SIGINT)
-        assert program.process.wait(jobs.WAIT_SECS) == 130
-        assert "left at once" in program.output()
+        assert program.process.wait(jobs.WAIT_SECS) == status, program.output()
+        assert said in program.output() and "Traceback" not in program.output()

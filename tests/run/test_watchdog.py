@@ -14,7 +14,7 @@ from tower_train import Config
 from tower_train.cluster import failures
 from tower_train.graph import devices
 from tower_train.graph.collectives import AllReduce
-from tower_train.run import train
+from tower_train.run import signals
 from tower_train.run.watchdog import StepWatchdog
 from tower_train.run_dir import checkpoint
 from tower_train.workload import DataRequest
@@ -134,7 +134,7 @@ def test_an_averaging_between_devices_that_hangs_ends_the_process_with_their_nam
         freed.set()
 
     monkeypatch.setattr(AllReduce, "_mean", hanging)
-    monkeypatch.setattr(train, "exit_at_once", leave)
+    monkeypatch.setattr(signals.Received, "raise_in_main", lambda _, error: leave(error))
     options = STALL | dict(variable_update="mirrored", worker_timeout_secs=0.5)
     assert jobs.train_toy(tmp_path, **options).step == 4
     text = str(left[0])

@@ -7,7 +7,6 @@ that from the board, or miss the chief.
 
 import contextlib
 import dataclasses
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 
@@ -20,7 +19,7 @@ from tower_train.cluster.board import Board, WorkerState
 from tower_train.cluster.heartbeat import WAITING_SECS, Heartbeat
 from tower_train.cluster.rendezvous import LEAVING, RESIZED
 from tower_train.cluster.task import RESIZES, Policy, Task
-from tower_train.console import notice, say
+from tower_train.console import say
 from tower_train.graph.devices import Devices
 
 v1 = tf.compat.v1
@@ -272,20 +271,14 @@ class WorkerMembership(Membership):
             time.sleep(WAITING_SECS)
 
 
-def exit_at_once(error: errors.UserError) -> None:
-    """Ends the process."""
-    notice(f"error: {error}")
-    os._exit(error.exit_status)
-
-
-def join(task: Task, devices: Devices, policy: Policy, leave_at_once: LeaveAtOnce = exit_at_once) -> Membership:
+def join(task: Task, devices: Devices, policy: Policy, leave_at_once: LeaveAtOnce) -> Membership:
     """Makes this process a member of its cluster; for several workers, starts its server.
 
     Args:
       task: this process's.
       devices: those of a process by itself.
       policy: of all workers, for those that are missing.
-      leave_at_once: ends the process if its step cannot be ended: it waits for a missing worker, or for an all-reduce.
+      leave_at_once: called if a step cannot be ended: it waits for a missing worker, or for an all-reduce.
 
     Raises:
       RunError: the server cannot be started.

@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import functools
 import os
+import signal
 import sys
 import threading
 import time
@@ -22,7 +23,7 @@ from tower_train.graph.collectives import Keys
 v1 = tf.compat.v1
 
 _IN_ONE_LINE = (errors.ConfigError, errors.RunError, errors.WorkerError)
-_LOOK_SECS = 1.0
+_LOOK_SECS, _GRACE_SECS = 1.0, 5.0
 _NEXT_STEP = (
     "The step under way is lost. Start the program again on every machine: it goes on from its last checkpoint, if it "
     "keeps one."
@@ -49,7 +50,8 @@ class Cluster:
         """Joins the cluster of a task and waits until all workers have; arguments and errors as for `init`."""
         self.rank, self.size, self.is_chief = task.index, len(task.hosts), task.is_chief
         self.local_rank, self.local_size = task.local
-        self.membership = membership.join(task, placed, policy)
+        self._is_in_main = threading.current_thread() is threading.main_thread()
+        self.membership = membership.join(task, placed, policy, self._interrupt)
         self.target, self.devices = self.membership.target, placed.towers
         self.device, self.counts = f"/job:worker/replica:0/task:{task.index}", [0, 0]
         self._is_open, self._ended = True, threading.Event()
@@ -96,6 +98,14 @@ class Cluster:
             raise
         finally:
             self.membership.__exit__(type(error) if error else None, error, None)
+
+    def _interrupt(self, error: errors.UserError) -> None:
+        """Ends, in another thread, what the program does meanwhile, by a KeyboardInterrupt that stands for an error."""
+        if self._is_in_main:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        if not self._ended.wait(_GRACE_SECS):  # a step in a session that only the program knows: nothing else frees it
+            notice(f"error: {error}")
+            os._exit(error.exit_status)
 
     def _watch(self, stall_timeout_secs: float) -> None:
         """Tells the others, in a thread, how many means there were, and what this worker has waited for since."""
@@ -184,7 +194,7 @@ def leave_by_status() -> None:
                 _current.shutdown()
         except errors.UserError as error:
             explain(type(error), error, None)
-        if statuses:
+        if statuses:  # the program has ended: TensorFlow's threads, which may wait for ever, are all that is left of it
             for stream in filter(None, (sys.stdout, sys.stderr)):
                 stream.flush()
             os._exit(statuses[0])
@@ -202,7 +212,7 @@ def _explained(error: BaseException, cluster: Cluster) -> BaseException:
             f"is {cluster.target!r}."
         )
     is_of_variables = isinstance(error, tf.errors.FailedPreconditionError) and not failures.is_of_earlier_start(error)
-    may_be_anothers = isinstance(error, (tf.errors.OpError, RuntimeError)) and not is_of_variables
+    may_be_anothers = isinstance(error, (tf.errors.OpError, RuntimeError, KeyboardInterrupt)) and not is_of_variables
     return cluster.membership.failure_behind(error) if may_be_anothers else error
 
 

@@ -56,6 +56,7 @@ def open_training(plan: Plan, membership: Membership, received: Received, user_h
         )
         session = sessions.open_session(graph, membership, plan.last_step, restore)
         training.session = training.watchdog.session = stack.enter_context(session)
+        received.free = training.session.close
         user_hooks.session_created(training.session)
         training.actions = _actions(training, stack)
         training.one_step = sessions.one_step(training)

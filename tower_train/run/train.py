@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.cluster.agreement import RunOver
-from tower_train.cluster.membership import Membership, exit_at_once, join
+from tower_train.cluster.membership import Membership, join
 from tower_train.cluster.task import Policy, Task, find_task
 from tower_train.config import Config
 from tower_train.console import say
@@ -89,23 +88,26 @@ def start(
     config: Config,
     user_hooks: UserHooks,
     workload_options: Mapping[str, Any],
-    before_leaving: Callable[[errors.WorkerError], None] = lambda error: None,
+    leave_at_once: Callable[[errors.WorkerError], None] | None = None,
 ) -> Iterator[StepReport]:
     """Yields the reports of a start's steps; the generator's value is the Result.
 
     Args:
       workload, config, workload_options: as for `train`.
       user_hooks: the user's functions.
-      before_leaving: called before the process is ended because a worker is missing and the step that waits for it
-        cannot be left.
+      leave_at_once: ends the process at a second SIGINT, and for a missing worker if the step that waits for it cannot
+        be left; None: the main thread gets an exception, once it is in Python.
     """
     path, workload, config, task = _resolved(workload, config, workload_options)
     run_dir = directory.RunDirectory(config.train_dir or f"runs/{workload.name}-{time.strftime('%Y%m%d-%H%M%S')}")
     run_dir.check_files()  # before anything takes time
     devices.refuse_auto_jit()
     devices.choose_kernels(config.deterministic, config.tensor_float_32)
-    received, failure = signals.Received(), None  # a failure of a step still ends in a result, with what was saved
-    leave = functools.partial(_leave_at_once, received, before_leaving)
+    received, failure = signals.Received(leave_at_once), None  # that of a step ends in a result, with what was saved
+
+    def leave(error: errors.WorkerError) -> None:
+        (leave_at_once or received.raise_in_main)(_for_this_worker(error, received))
+
     with _join(task, config, leave) as membership, run_dir.locked() if task.is_chief else contextlib.nullcontext():
         try:
             plan = make_plan(path, workload, config, run_dir, membership)
@@ -151,14 +153,6 @@ def _join(task: Task, config: Config, leave_at_once: Callable[[errors.WorkerErro
     sizes = rules.parse_elastic(config.elastic) if config.elastic else None
     policy = Policy(config.worker_timeout_secs, config.start_timeout_secs, config.wait_for_workers, sizes)
     return join(task, devices.place(config, local=task.local), policy, leave_at_once)
-
-
-def _leave_at_once(
-    received: signals.Received, before_leaving: Callable[[errors.WorkerError], None], error: errors.WorkerError
-) -> None:
-    error = _for_this_worker(error, received)
-    before_leaving(error)
-    exit_at_once(error)
 
 
 def _for_this_worker(error: errors.WorkerError, received: signals.Received) -> errors.WorkerError:
