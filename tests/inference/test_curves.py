@@ -76,7 +76,7 @@ def test_runs_are_drawn_and_tabulated_where_no_other_file_is(runs, tmp_path, mon
             curves.history(str(odd))
     for words, message in (
         ([], "No run is named"),
-        (["--out=fifo", "run"], "fifo.png is there, and was not drawn by this command"),
+        (["--out=fifo", "run"], "fifo.png cannot be read .it is no regular file"),
         (["nowhere"], "nowhere/metrics.jsonl cannot be read"),
         (["--out=no/x", "run"], "no/x.png cannot be written: No such file"),
         (["run", "run"], "curves.svg is there, and was not drawn by this command"),

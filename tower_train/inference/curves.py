@@ -144,8 +144,8 @@ def check_replaceable(stem: str, endings: Sequence[str] = ENDINGS) -> None:
             is_ours = _MARKS[ending] in files.read_in_run(path)[:2000]
         except FileNotFoundError:
             continue
-        except OSError:
-            is_ours = False
+        except OSError as error:
+            raise errors.ConfigError(f"{path} cannot be read ({error.strerror}). Move it away.") from None
         if not is_ours:
             raise errors.ConfigError(f"{path} is there, and was not drawn by this command. Move it away.")
 

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -133,12 +134,25 @@ def _check_flag_file(path: str) -> None:
         ) from None
 
 
+def _check_folders() -> None:
+    """Raises ConfigError if a folder is missing that TensorFlow or matplotlib need."""
+    try:
+        os.getcwd()
+    except OSError:
+        raise errors.ConfigError("The current folder was deleted. Go to another, or to the new one there.") from None
+    try:
+        tempfile.gettempdir()
+    except OSError as error:
+        raise errors.ConfigError(f"{errors.reason(error)}. Set TMPDIR to a folder that can be written to.") from None
+
+
 def run(main: Callable[[Sequence[str]], int]) -> None:
     """Runs a command and exits with the status that it returns; a user's mistake is a line on stderr and status 2."""
     for name in ("stdin", "stdout", "stderr"):  # closed, its descriptor would be that of the next file
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))
     try:
+        _check_folders()
         status = main(sys.argv)
     except errors.UserError as error:
         text = str(error) if isinstance(error, errors.GraphError) else console.one_line(str(error))

@@ -217,19 +217,18 @@ def newest_intact(train_dir: pathlib.Path) -> tuple[str, list[str]]:
             f"{reason}). Put their files back from a copy, or remove them and {train_dir / _STATE} to "
             "start at step 0."
         )
-    notes = []
-    for path, reason in damaged.items():
-        for file in files_of(path):
-            file.rename(file.with_name(f"damaged-{file.name}"))
-        notes.append(
-            f"*** Checkpoint {path} is damaged ({reason}): set aside as damaged-{os.path.basename(path)}*; "
-            f"going on from {os.path.basename(paths[-1])}."
-        )
     try:
+        for file in itertools.chain.from_iterable(map(files_of, damaged)):
+            file.rename(file.with_name(f"damaged-{file.name}"))
         _write_list(train_dir, paths)
     except OSError as error:
-        raise errors.RunError(f"{train_dir / _STATE} cannot be written ({error.strerror}). Make room.") from None
-    return paths[-1], notes
+        written = error.filename2 or train_dir / _STATE
+        raise errors.RunError(f"{written} cannot be written ({error.strerror}). Make room.") from None
+    return paths[-1], [
+        f"*** Checkpoint {path} is damaged ({reason}): set aside as damaged-{os.path.basename(path)}*; "
+        f"going on from {os.path.basename(paths[-1])}."
+        for path, reason in damaged.items()
+    ]
 
 
 def damage(path: str) -> str | None:
