@@ -16,17 +16,22 @@ from tower_train.workload import DataRequest
 
 v1 = tf.compat.v1
 EXAMPLES = toy_workload.load(DataRequest("train"))
-CASES = {
-    "two towers, momentum": dict(num_gpus=2, optimizer="momentum", clip_gradients=0.5, class_weight="balanced"),
-    "mirrored, accumulated": dict(
-        num_gpus=2, variable_update="mirrored", accumulate_steps=2, optimizer="adamw", weight_decay=0.1
-    ),
-    "muon": dict(optimizer="muon", nesterov=True, ema=0.0, label_smoothing=0.1),
-}
 
 
 def dropped(features, training):
     return layers.dropout(toy_workload.network(features, training), 0.2, training)
+
+
+CASES = {
+    "two towers, momentum": (
+        dropped, dict(num_gpus=2, optimizer="momentum", clip_gradients=0.5, class_weight="balanced")
+    ),
+    "mirrored, accumulated": (
+        norm_workload.network,
+        dict(num_gpus=2, variable_update="mirrored", accumulate_steps=2, optimizer="adamw", weight_decay=0.1),
+    ),
+    "muon": (norm_workload.network, dict(optimizer="muon", nesterov=True, ema=0.0, label_smoothing=0.1)),
+}  # fmt: skip
 
 
 def workload_of(network):
@@ -43,8 +48,7 @@ def clusters(built, session):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("options", CASES.values(), ids=CASES)
-@pytest.mark.parametrize("network", [dropped, norm_workload.network], ids=["dropout", "batch normalisation"])
+@pytest.mark.parametrize(("network", "options"), CASES.values(), ids=CASES)
 def test_compiled_towers_train_what_others_train(network, options):
     options = dict(dtype="float64", ema=0.9, learning_rate=0.05, batch_size=6, max_steps=4) | options
     plain, compiled = (
