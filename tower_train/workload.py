@@ -189,7 +189,7 @@ class Workload:
         )
 
     def config(self, **options) -> config.Config:
-        """Makes a Config of these options, of this workload's recipe as far as they leave it a use, and of defaults."""
+        """Makes a Config of these options, of this workload's recipe where they do not override it, and of defaults."""
         return config.Config(**(without_useless(config.Config, self.recipe, options) | options))
 
 

@@ -57,7 +57,7 @@ def cifar10_94(widths: Sequence[int], head: float = 1.0, depth: int = 2) -> kera
 
     maps = inputs = keras.Input(_INPUT)
     maps = Whitening(bias_decay, name=WHITENING)(maps)
-    maps = layers.Activation(lambda x: keras.ops.silu(1.702 * x))(maps)  # GELU, but for a factor
+    maps = layers.Activation(lambda x: keras.ops.silu(1.702 * x))(maps)  # GELU, up to a factor
     for block, width in enumerate(widths, start=1):
         activations = []
         for number in range(1, depth + 1):

@@ -19,7 +19,7 @@ _BUSY = 0.85  # of the cores: threads that sometimes wait for each other never a
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """One operation of one step: name, device, and start and end in seconds since some moment."""
+    """One operation of one step: name, device, and start and end in seconds."""
 
     name: str
     device: str

@@ -99,7 +99,7 @@ class Worker:
     def _last_words(self) -> str:
         lines = [line.strip() for line in self._stderr_path.read_text(errors="replace").splitlines() if line.strip()]
         if not lines:
-            return "It left no word."
+            return "It ended without a message."
         return f"Its last words: {' | '.join(lines[-_TAIL_LINES:])[-_TAIL_CHARACTERS:]}"
 
 

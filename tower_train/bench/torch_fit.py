@@ -143,7 +143,7 @@ class Cifar10_94(nn.Module):
             normalization.weight.requires_grad = False
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        maps = functional.silu(1.702 * self.whitening(images))  # GELU's sigmoid approximation, but for a factor
+        maps = functional.silu(1.702 * self.whitening(images))  # GELU's sigmoid approximation, up to a factor
         for i, (convolution, normalization) in enumerate(zip(self.convolutions, self.normalizations, strict=True)):
             maps = convolution(maps)
             if i % 2 == 0:

@@ -24,7 +24,7 @@ LOST_WORKER = (
 
 _AGREED = (WorkerState.TRAINING, WorkerState.DONE)
 _ENDED = (WorkerState.DONE, WorkerState.OVER, WorkerState.GONE)
-_OF_ALL = (errors.NonFiniteError.exit_status, errors.MirrorError.exit_status)  # what no other group is spared
+_OF_ALL = (errors.NonFiniteError.exit_status, errors.MirrorError.exit_status)  # another group would meet these too
 _REMIND_SECS = 30.0  # between lines about a worker that has not started
 
 
@@ -34,7 +34,7 @@ class FailureDetector:
     Args:
       task: this process's.
       policy: of all workers.
-      clock: seconds since some moment.
+      clock: returns seconds, as time.monotonic does.
 
     Attributes:
       statuses: over workers, as last read; workers that are not the chief know the chief's only.

@@ -60,7 +60,7 @@ class Rendezvous:
       task: this process's.
       policy: of all workers.
       memory: of the start before; empty unless they are elastic.
-      clock: seconds since some moment.
+      clock: returns seconds, as time.monotonic does.
 
     Attributes:
       is_elastic: whether fewer than all may train.

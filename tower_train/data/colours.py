@@ -111,7 +111,7 @@ def _gray(images: tf.Tensor) -> tf.Tensor:
 
 
 def _smoothed(images: tf.Tensor) -> tf.Tensor:
-    """Averages pixels, of weight 5, with their eight neighbours, but for those at the edge: Pillow's SMOOTH."""
+    """Averages pixels, of weight 5, with their eight neighbours, except at the edge: Pillow's SMOOTH."""
     rows, inner = images[:, :-2] + images[:, 1:-1] + images[:, 2:], images[:, 1:-1, 1:-1]
     box = rows[:, :, :-2] + rows[:, :, 1:-1] + rows[:, :, 2:]
     return images + tf.pad(tf.floor((box + 4 * inner) / 13 + 0.5) - inner, [[0, 0], [1, 1], [1, 1], [0, 0]])

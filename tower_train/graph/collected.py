@@ -53,7 +53,7 @@ def _read(variable: tf.Variable, plain: Callable, *args, **kwargs) -> tf.Tensor:
 
 
 def begin_tower(decays: Sequence[tf.Tensor]) -> None:
-    """Empties the collections for another tower, but for the values of the variables' regularizers."""
+    """Empties the collections for another tower, except the values of the variables' regularizers."""
     for name in _COLLECTIONS:
         v1.get_collection_ref(name)[:] = []
     v1.get_collection_ref(_COLLECTIONS[0])[:] = decays

@@ -242,7 +242,7 @@ class AllReduce:
         return gather([rows], self.num_workers, f"{self._name} rows")[0][0] if self.num_workers > 1 else rows
 
     def broadcast(self, variables: Sequence[tf.Variable], worker: int) -> tf.Operation:
-        """Copies worker 0's values of variables to all workers, all of which must run it. worker: this one's index."""
+        """Copies worker 0's values of variables to all workers; all must run it. worker: this one's index."""
         return broadcast_variables(variables, self.num_workers, worker == 0, self._name)
 
     def _mean_of_dense(self, message: list[list[tf.Tensor]]) -> list[list[tf.Tensor]]:

@@ -97,7 +97,7 @@ def place(options: DeviceOptions, gpus_here: list[str | Gpu] | None = None, loca
 
 
 def _share(count: int, here: int, rank: int, size: int) -> tuple[int, ...]:
-    """Returns the GPUs of one of `size` workers of a machine, each of which wants so many."""
+    """Returns the GPUs of one of a machine's `size` workers, if each wants so many."""
     if count * size <= here:
         return tuple(range(rank * count, (rank + 1) * count))
     if size == 1 or count > here or os.environ.get("CUDA_VISIBLE_DEVICES"):  # Slurm, say, has divided them

@@ -5,7 +5,7 @@ deep learning by focusing on the biggest losers", arXiv 1910.00762), with the lo
 pass, as Qin et al. 2024 ("InfoBatch", arXiv 2303.04947) take it. What a pass holds is chosen once, at the end of a
 step; which of them comes when is a function of the position. So a resumed run trains what a whole one trains, and
 several towers what one trains, if their losses are those of one: not with batch normalisation by tower, nor if losses
-are equal but for rounding.
+are equal except for rounding.
 """
 
 import functools
@@ -92,7 +92,7 @@ class HardExamples(AllExamples):
         Args:
           losses: (outputs, labels) -> [batch, ...].
           num_examples: all.
-          epoch: from which on passes are of `size`.
+          epoch: from which passes are of `size`.
           size: as above.
           seed: of the training.
           batch: of a step, over all workers.

@@ -63,7 +63,7 @@ def find(last: Sequence[tf.Operation]) -> Iterator[StatefulOp]:
 
 
 def ancestors(operations: Sequence[tf.Operation], but: Sequence[str] = ()) -> set[tf.Operation]:
-    """Returns the operations and all that they depend on, but for operations of some types and what is before those."""
+    """Returns the operations and all that they depend on, except operations of some types and what is before those."""
     reached, left = set(), list(operations)
     while left:
         op = left.pop()

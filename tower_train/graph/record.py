@@ -47,10 +47,10 @@ class SavedVariables:
 
     variables: list[tf.Variable]  # those in it. Local variables take their first values from these
     finite: dict[str, tf.Tensor]  # {name of one of them: bool scalar}, of those in floating point
-    copied: tuple[str, ...] = ()  # names of the variables of which there are several copies
+    copied: tuple[str, ...] = ()  # names of the variables that have several copies
     # int64 [copies of all workers, copied], of their bytes; None if copies are not compared
     fingerprints: tf.Tensor | None = None
-    # gives this worker's variables the chief's values, but for the stream's state; None for one worker
+    # gives this worker's variables the chief's values, except the stream's state; None for one worker
     broadcast: tf.Operation | None = None
 
     @property

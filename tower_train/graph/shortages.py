@@ -1,4 +1,4 @@
-"""One line about a step for which memory, or what NCCL needs, does not suffice."""
+"""One line about a step that needs more memory, or more of what NCCL needs, than there is."""
 
 import contextlib
 import re

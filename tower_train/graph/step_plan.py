@@ -36,7 +36,7 @@ class StepPlan:
 
     @property
     def coefficients(self) -> dict:
-        """The optimizer's, but for the learning rate."""
+        """The optimizer's, without the learning rate."""
         names = ("momentum", "nesterov", "muon_iterations", "decay")
         return {name: getattr(self.config, name) for name in names}
 

@@ -51,7 +51,7 @@ def check_config(config: Options) -> None:
 
 
 def parse_hardest(text: str) -> tuple[float, float]:
-    """Reads --keep_hardest, such as 2:0.75: the epoch from which on the share of the examples is kept; or a
+    """Reads --keep_hardest, such as 2:0.75: the epoch from which this share of the examples is kept; or a
     ConfigError."""
     epoch, _, share = text.partition(":")
     try:
@@ -95,7 +95,7 @@ def parse_elastic(text: str) -> tuple[int, int]:
 
 
 def check_hosts(hosts: Sequence[str], shown: str) -> None:
-    """Raises ConfigError if one is no host:port, or stands there twice; `shown` is what names them all."""
+    """Raises ConfigError if one is not host:port, or is listed twice; `shown` names the option."""
     for host in hosts:
         port = re.fullmatch(r"[\w.:\[\]-]+:([0-9]{1,5})", host, re.ASCII)
         if not port or not 0 < int(port[1]) < 2**16:

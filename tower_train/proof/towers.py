@@ -28,11 +28,11 @@ from tower_train.proof.trial import Trial
 from tower_train.workload import Workload
 
 _MOST_DEVICES, _MOST_BATCHES = 4, 2  # of --check_towers=auto; more towers would show nothing else
-_LARGE = 1_500  # operations of a tower from which on building them takes many seconds
-_HEAVY = 100_000_000  # multiplications for an example from which on steps do, in float64
-_LONG_SECS = 10  # from which on the log tells before how long it takes
+_LARGE = 1_500  # operations of a tower; building more takes many seconds
+_HEAVY = 100_000_000  # multiplications for an example; steps of more take many seconds in float64
+_LONG_SECS = 10  # the log announces a longer comparison
 _ROOT = pathlib.Path(__file__).parents[2]
-_OURS = (_ROOT / "cifar10", _ROOT / "tower_train")  # whose workloads the tests hold to the promise
+_OURS = (_ROOT / "cifar10", _ROOT / "tower_train")  # whose workloads the tests compare
 
 
 @dataclasses.dataclass(frozen=True)

@@ -69,11 +69,11 @@ def opening_lines(
 
 
 def random_notes(drawn: RandomNumbers) -> list[str]:
-    """Returns lines about random numbers that break the promise that N towers are one."""
+    """Returns lines about random numbers that make N towers differ from one."""
     if not drawn.stateful:
         return []
     return [
-        "*** --allow_stateful_random: N towers are not one, nor is a resumed run a whole one, with "
+        "*** --allow_stateful_random: several towers and resumed runs train otherwise than one, because of "
         f"{', '.join(drawn.stateful)}."
     ]
 
@@ -121,7 +121,7 @@ def step_line(
 
 
 def slow_input(run_json: dict) -> float:
-    """Returns the share of the time from which on waiting for input is worth a word: on a CPU, where input takes its
+    """Returns the share of the time from which waiting for input is mentioned: on a CPU, where input takes its
     time from the cores that train, some waiting is usual."""
     return 0.05 if run_json["devices"][0].startswith("GPU") else 0.3
 
@@ -135,7 +135,7 @@ def input_advice(input_share: float, run_json: dict) -> str:
         command = f"{_python_path(path)}{_python()} -m tower_train.benchmark --breakdown {shlex.join(options)}"
         shows = f"`{command}` shows where a step's time goes; "
     return (
-        f"*** input {100 * input_share:.0f} %: so much of the time steps wait for examples. {shows}"
+        f"*** input {100 * input_share:.0f} %: steps spend this share of their time waiting for examples. {shows}"
         f"docs/training.md#slow-input {'what helps' if shows else 'says what helps'}."
     )
 

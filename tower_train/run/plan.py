@@ -29,7 +29,7 @@ class Plan:
     step: StepPlan
     run_dir: directory.RunDirectory
     before: dict  # run.json of the last start; empty for a new run
-    run_json: dict  # of this start, but for what its graph tells
+    run_json: dict  # of this start, without what its graph tells
     is_chief: bool
     checkpoint: str | None  # the chief's path to begin at; None for a new run, and in other workers
     steps_done: int  # by earlier starts

@@ -59,7 +59,7 @@ class Saver(Action):
         if error := self._evaluation_error:
             self._training.failure = errors.EvaluationError(
                 f"training ended at step {step} and is saved, but the last evaluation failed: {errors.reason(error)}. "
-                "Mend that, then evaluate it with `python -m tower_train.evaluate`."
+                "Correct that, then evaluate it with `python -m tower_train.evaluate`."
             )
             self._training.failure.__cause__ = error
         self._training.failure = self._save_error or self._training.failure

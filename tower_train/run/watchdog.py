@@ -31,7 +31,7 @@ class StepWatchdog:
       timeout_secs: seconds without an end after which to report; 0: never.
       counts: TrainingGraph.progress.
       note_stall: tells the others.
-      clock: seconds since some moment.
+      clock: returns seconds, as time.monotonic does.
     """
 
     def __init__(

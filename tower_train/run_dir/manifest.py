@@ -24,7 +24,7 @@ from tower_train.workload import Workload, file_of
 def describe(
     workload: Workload, examples: Examples, options: Mapping[str, Any], global_batch: int, devices: Sequence[str]
 ) -> dict:
-    """Returns the content of run.json for this start, but for what its graph tells.
+    """Returns the content of run.json for this start, without what its graph tells.
 
     Args:
       workload, examples, global_batch, devices: of this start.
