@@ -26,7 +26,7 @@ def test_the_option_trains_all_the_same_and_log_and_run_json_tell(tmp_path, caps
     workload = toy(lambda x: tf.nn.dropout(x, 0.5))
     jobs.train_toy(tmp_path, workload=workload, max_steps=1, allow_stateful_random=True)
     output, run = capsys.readouterr().out, jobs.read_json(tmp_path, "run.json")
-    [line] = re.findall(r"^\*\*\* --allow_stateful_random: N towers are not one, .*$", output, re.MULTILINE)
+    [line] = re.findall(r"^\*\*\* --allow_stateful_random: several towers .*$", output, re.MULTILINE)
     assert re.search(r"dropout/\S+ \(RandomUniform, test_random_state.py:\d+\)\.$", line)
     assert run["config"]["allow_stateful_random"] is True
     assert run["random_numbers"]["by_example"] == []
