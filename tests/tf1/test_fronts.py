@@ -95,6 +95,24 @@ with tf.Session() as session:
 """
 
 
+ESTIMATOR = """
+import numpy as np, tensorflow as tf
+
+def model_fn(features, labels, mode):
+    kept = tf.contrib.layers.dropout(tf.layers.batch_normalization(features, training=True), keep_prob=0.5)
+    loss = tf.losses.sparse_softmax_cross_entropy(labels, tf.layers.dense(kept + tf.random_uniform(tf.shape(kept)), 3))
+    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss, tf.train.get_global_step())
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+def input_fn():
+    examples = np.random.RandomState(0).rand(64, 6).astype("float32"), np.arange(64) % 3
+    return tf.data.Dataset.from_tensor_slices(examples).batch(8, drop_remainder=True)
+
+strategy = tf.contrib.distribute.MirroredStrategy(num_gpus=2)
+tf.estimator.Estimator(model_fn, config=tf.estimator.RunConfig(train_distribute=strategy)).train(input_fn, steps=1)
+"""
+
+
 def run(source, *options, cwd):
     """Runs a program by the command; returns the values of its printed lines."""
     (cwd / "old.py").write_text(source)
@@ -141,6 +159,11 @@ def test_horovods_keras_trains_in_two_workers_what_numpy_trains(tmp_path):
         np.testing.assert_allclose(shown[name][1:3], [losses, rates[1:]], rtol=1e-5)
         assert shown[name][3] == [2.0, 6, [0, 1]]
     assert "Epoch 2: finished gradual learning rate warmup to 0.2." in done.stdout
+
+
+def test_an_estimator_draws_and_normalizes_as_one_device_where_shapes_are_those_of_tensorflow_1(tmp_path):
+    [line] = run(ESTIMATOR, cwd=tmp_path)
+    assert line.startswith("2 towers equal one device on this model")
 
 
 def test_parts_of_contrib(tmp_path):

@@ -53,7 +53,7 @@ def drawn_for_more(
             return _dropped(rows, function, given)
         shape = given["shape"]
         known = tf.get_static_value(shape, partial=True) if tf.is_tensor(shape) else shape
-        known = [None] * (shape.shape[0] or 0) if known is None else known
+        known = [None] * (tf.compat.dimension_value(shape.shape[0]) or 0) if known is None else known
         sizes = [shape[i] if size is None else size for i, size in enumerate(known)]
         chosen = rows(sizes[0] if tf.is_tensor(sizes[0]) else int(sizes[0])) if sizes else None
         if chosen is None:

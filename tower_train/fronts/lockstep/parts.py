@@ -77,8 +77,9 @@ def _has_rows(leaf) -> bool:
 
 
 def _size(leaf) -> Size:
-    if leaf.shape.rank and leaf.shape[0] is not None:
-        return leaf.shape[0]
+    size = tf.compat.dimension_value(leaf.shape[0]) if leaf.shape.rank else None  # TensorFlow 1 has a Dimension
+    if size is not None:
+        return size
     if isinstance(leaf, tf.Tensor):
         return tf.shape(leaf)[0]
     return tf.cast(leaf.nrows() if isinstance(leaf, tf.RaggedTensor) else leaf.dense_shape[0], tf.int32)

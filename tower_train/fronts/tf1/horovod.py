@@ -20,6 +20,10 @@ def mpi_threads_supported() -> bool:
     return False
 
 
+def _allreduce(tensor, name=None, **_):
+    return horovod.allreduce(tensor, average=False, name=name)
+
+
 def DistributedOptimizer(optimizer, name=None, **kwargs):  # noqa: N802
     """Horovod's, for an optimizer of tf.train or of Keras 2."""
     if not isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer):

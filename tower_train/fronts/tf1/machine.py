@@ -10,7 +10,11 @@ from tower_train.cluster import program
 from tower_train.fronts import compat
 from tower_train.fronts.tf_estimator.workers import merged
 
-_OF_NUMPY = {"int": int, "float": float, "object": object, "str": str, "product": np.prod}  # that numpy has dropped
+_OF_NUMPY = {  # names that numpy has dropped
+    "int": int, "float": float, "complex": complex, "object": object, "str": str, "unicode": str, "Inf": np.inf,
+    "NaN": np.nan, "float_": np.float64, "string_": np.bytes_, "unicode_": np.str_, "product": np.prod,
+    "alltrue": np.all, "sometrue": np.any, "row_stack": np.vstack, "asscalar": np.ndarray.item,
+}  # fmt: skip
 
 
 def prepare(num_shown_gpus: int) -> None:
@@ -21,8 +25,8 @@ def prepare(num_shown_gpus: int) -> None:
     if num_shown_gpus:
         compat.show_gpus(num_shown_gpus)
     for name, value in _OF_NUMPY.items():
-        if name not in vars(np):
-            setattr(np, name, value)
+        vars(np).setdefault(name, value)
+    vars(np.lib).setdefault("pad", np.pad)
 
 
 def _configuration(target: str, graph: tf.Graph, config) -> tuple:

@@ -6,6 +6,7 @@ import types
 import numpy as np
 import tf_keras
 
+from tower_train import errors
 from tower_train.data import idx
 
 SOURCE_URL = "https://storage.googleapis.com/cvdf-datasets/mnist/"
@@ -44,6 +45,10 @@ def read_data_sets(train_dir, fake_data=False, one_hot=False, dtype=np.float32, 
         return images.astype(dtype) / 255 if dtype == np.float32 else images, np.eye(10)[labels] if one_hot else labels
 
     (images, labels), test, first = read("train"), read("t10k"), validation_size
+    if not 0 <= first < len(images):
+        raise errors.ConfigError(
+            f"{train_dir}: {len(images)} images; read_data_sets(validation_size={first}) takes all."
+        )
     train = DataSet(images[first:], labels[first:], seed)
     return types.SimpleNamespace(
         train=train, validation=DataSet(images[:first], labels[:first], seed), test=DataSet(*test, seed)

@@ -16,14 +16,17 @@ tensorflow.python.data.experimental.ops.threadpool
 tensorflow.python.distribute.all_reduce
 tensorflow.python.framework.device.DeviceSpec    tensorflow.compat.v1:DeviceSpec
 tensorflow.python.grappler.tf_optimizer.OptimizeGraph  PARTS:OptimizeGraph
-tensorflow.python.ops.rnn_cell                   tensorflow.compat.v1:nn.rnn_cell
-tensorflow.python.ops.rnn_cell_impl              tensorflow.compat.v1:nn.rnn_cell
+tensorflow.python.ops.rnn_cell                   tensorflow.compat.v1:nn.rnn_cell PARTS
+tensorflow.python.ops.rnn_cell_impl              tensorflow.compat.v1:nn.rnn_cell PARTS
 tensorflow.python.ops.variables.VariableV1       tensorflow.compat.v1:Variable
 tensorflow.contrib
+tensorflow.contrib.compiler.jit.experimental_jit_scope  tensorflow.compat.v1:xla.experimental.jit_scope
+tensorflow.contrib.compiler.jit
 tensorflow.contrib.data                          PARTS tensorflow.compat.v1:data.experimental tensorflow.compat.v1:data
 tensorflow.contrib.distribute                    PARTS
 tensorflow.contrib.estimator                     tower_train.estimator:experimental tower_train.estimator
 tensorflow.contrib.framework                     tf_slim.ops.variables tf_slim.ops.arg_scope tensorflow.compat.v1
+tensorflow.contrib.framework.arg_scope           tf_slim:arg_scope
 tensorflow.contrib.layers                        tf_slim.layers tf_slim
 tensorflow.contrib.learn                         PARTS tower_train.estimator
 tensorflow.contrib.lookup                        PARTS tensorflow.python.ops.lookup_ops
@@ -44,6 +47,7 @@ keras.estimator.model_to_estimator               tower_train.estimator:model_to_
 keras.utils.multi_gpu_model                      tower_train.fronts.tf1.keras_2:multi_gpu_model
 horovod
 horovod.tensorflow                               tower_train.fronts.tf1.horovod
+horovod.tensorflow.mpi_ops                       tower_train.fronts.tf1.horovod
 horovod.keras                                    tower_train.fronts.tf1.horovod_keras
 horovod.keras.callbacks                          tower_train.fronts.tf1.horovod_keras
 """
@@ -70,6 +74,7 @@ _ONE_NAME = [  # (a regular expression of the beginning of a name, the name unde
     (r"horovod\.tensorflow\.keras", "horovod.keras"),
     (r"tensorflow\.contrib\.learn\.python\.learn", "tensorflow.contrib.learn"),
     (r"tensorflow\.contrib\.(\w+)\.python\.(ops|layers|training)(\.\w+(?=\.))?", r"tensorflow.contrib.\1"),
+    (r"tensorflow\.contrib\.rnn\.(core_)?rnn(_cell)?", "tensorflow.contrib.rnn"),
     (r"tensorflow\.contrib\.slim\.python\.slim", "tensorflow.contrib.slim"),
     (r"tensorflow\.contrib\.learn\.(learn_runner|run_config|estimators)", "tensorflow.contrib.learn"),
     (r"tensorflow\.(contrib\.learn\.datasets|examples\.tutorials\.mnist)(\.mnist|\.base|\.input_data)?",
@@ -113,8 +118,7 @@ def homes(of_keras_3: bool) -> dict[str, list[str]]:
 
     of_keras_3: for a program of Keras without sessions, which keeps today's Keras.
     """
-    refused = {name: "" for name in _rows(_REPLACED) if re.fullmatch(r"tensorflow\.contrib\.\w+", name)}
-    rows = refused | _rows(_TABLE) | (_rows(_OF_KERAS_3) if of_keras_3 else {})  # they may be imported, but not used
+    rows = _rows(_TABLE) | (_rows(_OF_KERAS_3) if of_keras_3 else {})
     older = (pair.split(":") for pair in _OLDER.split())
     rows |= {f"tensorflow.{old}": f"tensorflow.compat.v1:{new}" for old, new in older}
     return {name: value.replace("PARTS", "tower_train.fronts.tf1.parts").split() for name, value in rows.items()}

@@ -62,6 +62,27 @@ def OptimizeGraph(config, metagraph, *args, **kwargs):  # noqa: N802
     return compat.optimize_graph(config, metagraph, *args, **kwargs)
 
 
+class _Linear:
+    """The product of joined arguments that cells of tf.contrib.rnn made."""
+
+    def __init__(self, args, output_size, build_bias, bias_initializer=None, kernel_initializer=None):
+        shape, dtype = self._joined(args).shape, self._joined(args).dtype
+        self._kernel = v1.get_variable("kernel", [shape[1], output_size], dtype, kernel_initializer)
+        begin = bias_initializer or v1.zeros_initializer()
+        self._bias = v1.get_variable("bias", [output_size], dtype, begin) if build_bias else 0
+
+    def __call__(self, args):
+        return tf.matmul(self._joined(args), self._kernel) + self._bias
+
+    @staticmethod
+    def _joined(args):
+        return tf.concat(args, 1) if isinstance(args, list | tuple) else args
+
+
+def _linear(args, output_size, bias, bias_initializer=None, kernel_initializer=None):
+    return _Linear(args, output_size, bias, bias_initializer, kernel_initializer)(args)
+
+
 class HParams(types.SimpleNamespace):
     """tf.contrib.training's: named values, which a text may change."""
 

@@ -39,8 +39,11 @@ class Names:
         if (usual := names.one_name(name)) != name:
             return self.find(usual)
         parent, _, last = name.rpartition(".")
-        if name in self.homes:
-            found = [_resolved(place) for place in self.homes[name]]
+        is_known = (
+            name in self.homes or parent == "tensorflow.contrib"
+        )  # whose modules are imported and not always used
+        if is_known:
+            found = [_resolved(place) for place in self.homes.get(name, ())]
         else:
             owner = self.find(parent)
             if not isinstance(owner, View):
@@ -49,7 +52,7 @@ class Names:
             if not found and name.startswith("tensorflow."):
                 with contextlib.suppress(ModuleNotFoundError):
                     found = [importlib.import_module(name)]
-        if not found and name not in self.homes:
+        if not found and not is_known:
             raise NoSuchName(f"{name} is not there{_line_of_program()}. Use instead: {names.replacement_of(name)}.")
         if found and not isinstance(found[0], types.ModuleType):
             return found[0]
