@@ -19,6 +19,7 @@ from tower_train.graph.batch_axis import batch_axis
 from tower_train.graph.context import Statistic
 
 v1 = tf.compat.v1
+_OVER = "over_towers"  # scope of operations that one tower does not have: the proof compares those of one name
 
 
 def batch_normalization(
@@ -88,7 +89,8 @@ def normalize(
     tower = context.current()
     tower.normalized.append(inputs.op.name)
     if _towers_together(tower) > 1:
-        outputs, mean, variance = _over_towers(inputs, gamma, beta, epsilon)
+        with v1.name_scope(_OVER):
+            outputs, mean, variance = _over_towers(inputs, gamma, beta, epsilon)
     elif inputs.shape.rank == 4 and inputs.dtype != tf.float64:
         outputs, mean, variance = _fused(inputs, gamma, beta, epsilon)
     else:
@@ -282,7 +284,7 @@ def _moments(plain: Callable, x, axes, shift=None, name=None, keep_dims=None, ke
     over = [] if static is None or inputs.shape.rank is None else (static.reshape(-1) % inputs.shape.rank).tolist()
     if not _is_of_batch(inputs, over):
         return plain(x, axes, shift=shift, name=name, keep_dims=keep_dims, keepdims=keepdims)
-    with v1.name_scope(name, "moments"):
+    with v1.name_scope(name, "moments"), v1.name_scope(_OVER):
         found = [*moments_over_towers(_wide(inputs), over)]
         for axis in sorted(over) if keep_dims or keepdims else ():
             found = [tf.expand_dims(each, axis) for each in found]
@@ -308,7 +310,7 @@ def _fused_batch_norm(
     over = [axis for axis in range(inputs.shape.rank) if axis != channels]
     if not is_training or not _is_of_batch(inputs, over):
         return plain(x, scale, offset, mean, variance, epsilon, data_format, is_training, name, exponential_avg_factor)
-    with v1.name_scope(name, "fused_batch_norm"):
+    with v1.name_scope(name, "fused_batch_norm"), v1.name_scope(_OVER):
         order = [*over, channels]
         outputs, *found = _over_towers(tf.transpose(inputs, order), scale, offset, epsilon)
         count = tf.cast(tf.size(inputs) // inputs.shape[channels] * context.current().towers, found[1].dtype)

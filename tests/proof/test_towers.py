@@ -141,12 +141,14 @@ def test_what_shows_nothing_is_said_so(change, why):
     assert not outcome.differs and json.dumps(outcome.record)
 
 
-def test_a_sum_is_no_rounding_of_bfloat16():
-    def in_bfloat16(features, training):
-        return tf.cast(tf.cast(plain(features, training), tf.bfloat16), features.dtype)
+def in_bfloat16(features, training):
+    return tf.cast(tf.cast(plain(features, training), tf.bfloat16), features.dtype)
 
+
+@pytest.mark.parametrize("network", [in_bfloat16, normalized])
+def test_a_sum_is_no_rounding_of_bfloat16_nor_a_matter_of_what_is_normalised(network):
     with pytest.raises(errors.GraphError, match="the loss is a sum over the batch"):
-        compared(in_bfloat16, summed)
+        compared(network, summed)
 
 
 def test_a_difference_can_be_allowed():
@@ -177,10 +179,18 @@ def test_hooks_find_what_the_network_keeps_in_the_graph_that_is_trained(tmp_path
     assert fetched == [(8, 3)]
 
 
-@pytest.mark.parametrize("jit_compile", ["never", "always"])
-def test_the_line_says_that_compiled_towers_were_compared_without_xla(jit_compile):
-    outcome = trainings.compared(Workload("plain", lambda _: EXAMPLES, plain), EXAMPLES, jit_compile=jit_compile)
-    assert ("not compiled as the run is" in outcome.line) == (jit_compile == "always")
+def out_of_range(features, training):
+    """Converts what is no int32, of which XLA makes another."""
+    return plain(features + tf.cast(tf.cast(1e20 * features, tf.int32), features.dtype) / 2**32, training)
+
+
+def test_towers_that_a_run_compiles_are_compared_compiled_but_for_large_ones(monkeypatch):
+    outcome = compared(normalized, jit_compile="always")
+    assert ", compiled; " in outcome.line and outcome.relative < 1e-11
+    assert compared(out_of_range, jit_compile="always").relative < 1e-11
+    monkeypatch.setattr(towers, "_MOST_COMPILED", 0)
+    assert ", not compiled as the run is; " in compared(plain, jit_compile="always").line
+    assert "compiled" not in compared(plain).line
 
 
 def test_a_run_compares_once_for_a_number_of_towers(tmp_path, capsys):

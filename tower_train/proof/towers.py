@@ -30,6 +30,7 @@ from tower_train.workload import Workload
 _MOST_DEVICES, _MOST_BATCHES = 4, 2  # of --check_towers=auto; more towers would show nothing else
 _LARGE = 1_500  # operations of a tower; building more takes many seconds
 _HEAVY = 100_000_000  # multiplications for an example; steps of more take many seconds in float64
+_MOST_COMPILED = 600  # operations of a tower; XLA takes many seconds to compile more for a CPU
 _LONG_SECS = 10  # the log announces a longer comparison
 _ROOT = pathlib.Path(__file__).parents[2]
 _OURS = (_ROOT / "cifar10", _ROOT / "tower_train")  # whose workloads the tests compare
@@ -47,7 +48,7 @@ class Outcome:
       turns: batches of a tower, one after the other, which are normalised each by itself; else 1.
       seconds: that it took.
       by_tower: the largest difference with --batch_norm=tower, if that is how the run trains.
-      is_compiled: whether XLA compiles the run's towers, as it does not those that were compared.
+      compiled: of towers that the run compiles by XLA, whether those were that were compared; None of others.
       differs: what differs, and where that begins; empty if nothing does.
       undecided: why nothing can be told; empty if something can.
       not_float64: the error that float64 meets; empty if there is none.
@@ -62,7 +63,7 @@ class Outcome:
     turns: int
     seconds: float
     by_tower: Gap | None = None
-    is_compiled: bool = False
+    compiled: bool | None = None
     differs: str = ""
     undecided: str = ""
     not_float64: str = ""
@@ -78,7 +79,7 @@ class Outcome:
         about = f"{self.steps} steps of {self.examples} examples, {self.dtype}"
         if self.normalizes and not self.by_tower:
             about += f", batch normalisation over all towers{' turn by turn' if self.turns > 1 else ''}"
-        about += ", not compiled as the run is" if self.is_compiled else ""
+        about += {None: "", True: ", compiled", False: ", not compiled as the run is"}[self.compiled]
         about, count = f"({about}; {self.seconds:.1f} s){why}", self.towers // self.turns
         if self.by_tower:
             return (
@@ -139,14 +140,16 @@ def compare_towers(workload: Workload, examples: Examples, config: Config, graph
       GraphError: they differ, and config.allow_differences is not set; or the network breaks a rule of the towers.
     """
     began = time.perf_counter()
-    is_large = _is_large(graph)
+    ops = [op for op in graph.graph.get_operations() if op.name.startswith("tower_0/")]
+    is_large = _is_large(ops, graph.layout.tower_batch)
     steps = 2 if is_large else 3
     normalizes = graph.compared.normalizes
     # Batch statistics of two examples magnify roundings beyond measure.
     each = min((2 if workload.mix else 1) if is_large and not normalizes else EACH, graph.layout.tower_batch)
-    sizes = [_configs(config, graph, size) for size in dict.fromkeys([each, min(EACH, graph.layout.tower_batch)])]
+    small = config if len(ops) <= _MOST_COMPILED else dataclasses.replace(config, jit_compile="never")
+    sizes = [_configs(small, graph, size) for size in dict.fromkeys([each, min(EACH, graph.layout.tower_batch)])]
     several, one = sizes[0]
-    if one == several:
+    if one.batches_per_step == several.batches_per_step:
         return (
             f"*** towers: nothing to compare: there is one, whose {config.accumulate_steps} batches of a step are "
             "normalised each by itself, which one batch of all is not"
@@ -163,6 +166,10 @@ def compare_towers(workload: Workload, examples: Examples, config: Config, graph
                     trials.append(Trial(workload, examples, dataclasses.replace(small, dtype=dtype), bar))
                     _announce(several, time.perf_counter() - began, trials)
                 outcome = _compared(*trials, steps, normalizes, one.accumulate_steps)
+                if outcome.differs and several.jit_compile == "always":  # perhaps by XLA, in one tower too
+                    one = dataclasses.replace(one, jit_compile="always")
+                    trials[0] = Trial(workload, examples, dataclasses.replace(one, dtype=dtype), bar)
+                    outcome = _compared(*trials, steps, normalizes, one.accumulate_steps)
                 if config.batch_norm == "tower" and normalizes and not outcome.differs:
                     small = dataclasses.replace(several, dtype=dtype, batch_norm="tower")
                     alone, by_tower = trials[0], Trial(workload, examples, small, bar)
@@ -179,7 +186,7 @@ def compare_towers(workload: Workload, examples: Examples, config: Config, graph
     not_float64 = errors.reason(refusals[0]) if refusals else ""
     outcome = dataclasses.replace(
         outcome, seconds=time.perf_counter() - began, not_float64=not_float64,
-        is_compiled=config.jit_compile == "always",
+        compiled=several.jit_compile == "always" if config.jit_compile == "always" else None,
     )  # fmt: skip
     if outcome.differs and not config.allow_differences:
         raise errors.GraphError(
@@ -189,11 +196,10 @@ def compare_towers(workload: Workload, examples: Examples, config: Config, graph
     return outcome
 
 
-def _is_large(graph: TrainingGraph) -> bool:
-    """Returns whether a run's tower takes long to build, or its steps in float64."""
-    ops = [op for op in graph.graph.get_operations() if op.name.startswith("tower_0/")]
+def _is_large(ops: Sequence[tf.Operation], tower_batch: int) -> bool:
+    """Returns whether a tower of these operations takes long to build, or its steps in float64."""
     products = sum(_products(op) for op in ops if not op.name.startswith("tower_0/gradients/"))
-    return len(ops) > _LARGE or products > _HEAVY * graph.layout.tower_batch
+    return len(ops) > _LARGE or products > _HEAVY * tower_batch
 
 
 def _products(op: tf.Operation) -> float:
@@ -227,7 +233,8 @@ def _announce(several: Config, seconds: float, trials: Sequence[Trial]) -> None:
 
 
 def _configs(config: Config, graph: TrainingGraph, each: int) -> tuple[Config, Config]:
-    """Returns the options of a small training with several towers of `each` examples, and those of one tower.
+    """Returns the options of a small training with several towers of `each` examples, and those of one tower, which is
+    not compiled.
 
     Towers take batches in turn as in the run. If these are normalised, each by itself, the one tower has as many.
     """
@@ -242,11 +249,11 @@ def _configs(config: Config, graph: TrainingGraph, each: int) -> tuple[Config, C
         config, device="cpu", num_gpus=devices, gpus=None, batch_size=each, global_batch_size=None,
         accumulate_steps=batches, variable_update="mirrored" if mirrored else "cpu", all_reduce=None,
         check_mirrors_every_steps=0, augment_on="auto", worker_hosts=None, task_index=None,
-        elastic=None, wait_for_workers=False, batch_norm="global", summary_every_steps=0, jit_compile="never",
+        elastic=None, wait_for_workers=False, batch_norm="global", summary_every_steps=0,
         stall_timeout_secs=0, keep_hardest=None,
     )  # fmt: skip
     one = dataclasses.replace(
-        several, num_gpus=1, accumulate_steps=turns, variable_update="cpu",
+        several, num_gpus=1, accumulate_steps=turns, variable_update="cpu", jit_compile="never",
         batch_size=each * devices * batches // turns,
     )  # fmt: skip
     return several, one

@@ -37,8 +37,9 @@ class Trial:
         placed = devices.place(config, gpus_here=[])
         self.built = build_step(plan_step(workload, examples, config, placed))
         self.towers = self.built.layout.num_towers
-        # It takes longer than a few steps save by it.
-        placed.session_config.graph_options.rewrite_options.disable_meta_optimizer = True
+        # It takes longer than a few steps save by it; XLA needs it on several CPUs.
+        is_optimized = config.jit_compile == "always"
+        placed.session_config.graph_options.rewrite_options.disable_meta_optimizer = not is_optimized
         placed.session_config.operation_timeout_in_ms = _MOST_MS  # towers may wait for a mean that some do not take
         saved = {v.op.name: v for v in self.built.saved.variables if v.dtype.base_dtype != tf.string}
         self.weights = {name: variable for name, variable in saved.items() if variable.trainable}
