@@ -1,7 +1,7 @@
 """python -m tower_train.tf1: a program of TensorFlow 1, as it was published, on today's TensorFlow."""
 
 import argparse
-import functools
+import contextlib
 import importlib
 import os
 import runpy
@@ -50,29 +50,28 @@ def main(argv) -> int:
 def companion(name: str):
     """Imports a file of TensorFlow 1, such as the tutorial's cifar10.py, for a workload: with the old names, and with
     functions that make parts of its graph."""
-    import tensorflow as tf
-
     from tower_train.fronts.tf1 import views
-
-    def as_published(function):
-        @functools.wraps(function)
-        def call(*args, **kwargs):
-            if isinstance(tf.TensorShape([1])[0], tf.compat.v1.Dimension):  # called by another one
-                return function(*args, **kwargs)
-            tf.compat.v1.disable_v2_tensorshape()  # shape[0].value
-            try:
-                return function(*args, **kwargs)
-            finally:
-                tf.compat.v1.enable_v2_tensorshape()
-
-        return call
 
     views.Names(of_keras_3=False).install()
     module = importlib.import_module(name)
     for each, value in list(vars(module).items()):
         if isinstance(value, types.FunctionType) and value.__module__ == name:
-            setattr(module, each, as_published(value))
+            setattr(module, each, _shapes_of_tf1()(value))
     return module
+
+
+@contextlib.contextmanager
+def _shapes_of_tf1():
+    """Gives shapes their Dimensions, as shape[0].value asks, within this block or function."""
+    from tensorflow.compat import v1
+
+    is_within = isinstance(v1.TensorShape([1])[0], v1.Dimension)  # another function's
+    v1.disable_v2_tensorshape()
+    try:
+        yield
+    finally:
+        if not is_within:
+            v1.enable_v2_tensorshape()
 
 
 def _refuse(reason: str):

@@ -132,23 +132,22 @@ def run(experiment_fn, output_dir=None, schedule="train_and_evaluate", run_confi
     return getattr(experiment_fn(output_dir) if run_config is None else experiment_fn(run_config, hparams), schedule)()
 
 
-class _DecoupledWeightDecay:
-    """Multiplies variables by 1 - weight_decay before each update, as tf.contrib.opt's optimizers did."""
+def _with_decoupled_weight_decay(base):
+    """Returns tf.contrib.opt's optimizer, which multiplies variables by 1 - weight_decay before each update."""
 
-    def __init__(self, weight_decay, *args, **kwargs):
-        self._weight_decay = weight_decay
-        super().__init__(*args, **kwargs)
+    class Optimizer(base):
+        def __init__(self, weight_decay, *args, **kwargs):
+            self._weight_decay = weight_decay
+            super().__init__(*args, **kwargs)
 
-    def apply_gradients(self, grads_and_vars, global_step=None, name=None, decay_var_list=None):
-        pairs = list(grads_and_vars)
-        decayed = decay_var_list or [variable for grad, variable in pairs if grad is not None]
-        with tf.control_dependencies([v1.assign_sub(each, self._weight_decay * each) for each in decayed]):
-            return super().apply_gradients(pairs, global_step, name)
+        def apply_gradients(self, grads_and_vars, global_step=None, name=None, decay_var_list=None):
+            pairs = list(grads_and_vars)
+            decayed = decay_var_list or [variable for grad, variable in pairs if grad is not None]
+            with tf.control_dependencies([v1.assign_sub(each, self._weight_decay * each) for each in decayed]):
+                return super().apply_gradients(pairs, global_step, name)
+
+    return Optimizer
 
 
-class AdamWOptimizer(_DecoupledWeightDecay, v1.train.AdamOptimizer):
-    """tf.contrib.opt's."""
-
-
-class MomentumWOptimizer(_DecoupledWeightDecay, v1.train.MomentumOptimizer):
-    """tf.contrib.opt's."""
+AdamWOptimizer = _with_decoupled_weight_decay(v1.train.AdamOptimizer)
+MomentumWOptimizer = _with_decoupled_weight_decay(v1.train.MomentumOptimizer)
