@@ -16,6 +16,14 @@ STARTS = tuple(f"start of {worker}" for worker in range(3))
 TIMEOUT_SECS, START_TIMEOUT_SECS = 30.0, 1800.0
 
 
+@pytest.fixture(autouse=True)
+def unreached(monkeypatch):
+    """{host: why it is not reached}, for the detector."""
+    reasons = {}
+    monkeypatch.setattr(failures, "reason_unreached", lambda host, secs: reasons.get(host, ""))
+    return reasons
+
+
 class Watch:
     """A detector whose time passes when told to."""
 
@@ -55,6 +63,29 @@ def test_workers_that_have_not_started_have_the_time_of_a_start(capsys):
     text, exit_status = watch.failure(starting, after=10)
     assert exit_status == 138
     assert text.startswith("worker 2 (c:3) has not started for 1804 s. ")
+
+
+def test_who_is_not_reached_is_named_with_the_reason_and_does_not_train(unreached, capsys):
+    unreached |= {"c:3": "No route to host", "a:1": "Connection timed out"}
+    watch, ready = Watch(), dict(state=WorkerState.READY)
+    watch.read(status(0), status(1, **ready), status(2, **ready), state=WorkerState.STARTING)
+    for _ in range(2):
+        assert watch.detector.ready(watch.own(WorkerState.STARTING)) == [1]
+    unreached.clear()
+    watch.seconds += 29
+    assert watch.detector.ready(watch.own(WorkerState.STARTING)) == [1]
+    watch.seconds += 0.9
+    watch.read(status(0), status(1, 2, **ready), status(2, 2, **ready), state=WorkerState.STARTING)
+    watch.seconds += 0.2
+    assert watch.detector.ready(watch.own(WorkerState.STARTING)) == [1, 2]
+    line = "*** worker 2 (c:3) has come, but is not reached from the chief: No route to host. Waiting.\n"
+    assert capsys.readouterr().out == line
+    unreached["a:1"] = "Connection timed out"
+    follower = Watch(index=1)
+    assert follower.failure(WorkerState.STARTING, after=31) is None
+    assert "(the chief, a:1), which is not reached: Connection timed out ..." in capsys.readouterr().out
+    text, _ = follower.failure(WorkerState.STARTING, after=START_TIMEOUT_SECS)
+    assert "has not started, or is not reached from here (Connection timed out), for 1831 s. " in text
 
 
 def test_with_wait_for_workers_nobody_is_missed_before_all_have_agreed(capsys):
@@ -176,6 +207,9 @@ def test_a_status_is_read_as_it_was_written():
 MEAN, INPUT, IDLE, TOWERS = failures.FOR_AVERAGING, failures.FOR_INPUT, failures.FOR_PROGRAM, "tower_0, tower_1"
 
 
+CUT_OFF = (MEAN, TIMEOUT_SECS + 1, "worker 2 is not reached")
+
+
 @pytest.mark.parametrize(
     ("index", "obstacles", "who"),
     [
@@ -184,6 +218,12 @@ MEAN, INPUT, IDLE, TOWERS = failures.FOR_AVERAGING, failures.FOR_INPUT, failures
         (0, (MEAN, MEAN, failures.BETWEEN_STEPS), "worker 2 (c:3) waits for what happens between steps"),
         (0, (MEAN, MEAN, ("tower_1", TIMEOUT_SECS - 1)), None),
         (0, (MEAN, MEAN, MEAN), "worker 0 (the chief, a:1) waits for the averaging between dev"),
+        (
+            0,
+            (TOWERS, CUT_OFF, MEAN),
+            "worker 1 (b:2) waits for the averaging between devices, the update of the variables, "
+            "or a session hook (worker 2 is not reached).",
+        ),
         (0, (MEAN, MEAN, ("", 0)), None),  # the third one saves or evaluates
         (0, (TOWERS, TOWERS, INPUT), "worker 2 (c:3) waits for the input"),  # towers that normalise wait for its towers
         (1, (MEAN,), None),
@@ -199,8 +239,8 @@ def test_a_worker_that_lives_and_takes_no_part_in_a_step_is_named_after_the_time
     """Of workers, of which those that are not the chief see the chief, and wait for the averaging themselves."""
     watch, rows = Watch(index), []
     for what in [*obstacles, MEAN] if index else obstacles:
-        what, secs = (what, TIMEOUT_SECS + 1) if isinstance(what, str) else what
-        rows.append(dict(stalled=what, stalled_secs=secs))
+        what, secs, *unreached = (what, TIMEOUT_SECS + 1) if isinstance(what, str) else what
+        rows.append(dict(stalled=what, stalled_secs=secs, unreached="".join(unreached)))
     mine = dataclasses.replace(watch.own(WorkerState.TRAINING), **rows[index])
     watch.detector.note([status(worker, **row) for worker, row in enumerate(rows[: len(obstacles)])], mine)
     failure = watch.detector.find(mine)

@@ -228,6 +228,22 @@ def test_a_worker_whose_port_is_in_use_is_named():
             clusters.member(hosts, 1, 30.0, 60.0)
 
 
+def test_a_worker_whose_address_leads_elsewhere_is_refused_or_says_so(capsys):
+    """As with the same command on another machine."""
+    hosts, away = clusters.hosts(2), clusters.hosts(2)
+    member, elsewhere = (clusters.member(each, 1, 2.0, 60.0) for each in (hosts, away))
+    member._heartbeat.note(start_id="another")
+    member.target = elsewhere.target
+    with pytest.raises(errors.ConfigError, match="is another process, which answers at that address. Stop that first"):
+        member._check_address()
+    member.task = Task((hosts[0], clusters.hosts(1)[0]), 1)
+    with pytest.raises(errors.ConfigError, match="not even from here: Connection refused. Start it on that machine"):
+        member._check_address()
+    member.task = Task((hosts[0], "unknown.invalid:1"), 1)
+    member._check_address()
+    assert "*** worker 1 (unknown.invalid:1) is not reached at its address, not even" in capsys.readouterr().out
+
+
 INCARNATION = "Device /cpu:0 current incarnation doesn't match with one in the group"
 
 
@@ -239,8 +255,10 @@ INCARNATION = "Device /cpu:0 current incarnation doesn't match with one in the g
 def test_a_connection_that_is_lost_without_a_missing_worker_is_a_reason_to_start_all_again(
     error, timeout_secs, expected
 ):
-    member, began = clusters.member(clusters.hosts(2), 0, timeout_secs, 600.0, waits=True), time.monotonic()
+    hosts, began = clusters.hosts(2), time.monotonic()
+    member = clusters.member(hosts, 0, timeout_secs, 600.0, waits=True)
     with pytest.raises((errors.WorkerError, RuntimeError)) as raised, member.failures_named():
         raise error
     assert f"connection to another worker was lost at step 0 ({expected}" in str(raised.value) or raised.value is error
+    assert f"; worker 1 ({hosts[1]}) is not reached: Connection refused" in str(raised.value) or raised.value is error
     assert (expected is None) == (raised.value is error) and time.monotonic() - began < 300

@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import json
+import socket
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -15,6 +16,16 @@ v1 = tf.compat.v1
 _SERVER = "/job:worker/task:0"
 _POLL_SECS = 0.01
 _STATE_TIMEOUT_SECS = 3600  # the heartbeat ends the process sooner if the chief is missing
+
+
+def reason_unreached(host: str, timeout_secs: float) -> str:
+    """Returns the reason why no connection to host:port can be made from here; empty if one can."""
+    name, _, port = host.rpartition(":")
+    try:
+        socket.create_connection((name.strip("[]"), int(port)), timeout_secs).close()
+    except OSError as error:  # also of a name that nobody knows
+        return error.strerror or str(error)
+    return ""
 
 
 class WorkerState(str, enum.Enum):
@@ -37,6 +48,7 @@ class WorkerStatus:
     step: int = 0  # the last one done
     stalled: str = ""  # what its step waits for, if that has not ended for --stall_timeout_secs
     stalled_secs: float = 0.0  # since then
+    unreached: str = ""  # the workers that it could not reach then
     waiting_secs: float = 0.0  # that it has waited for means over workers, if a program reports that
     about: dict | None = None  # what all workers must have in common, by name; the chief's, None until it is known
     steps: tuple[int, int] | None = None  # the chief's first and last one; None until they are known

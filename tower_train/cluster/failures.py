@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.cluster.board import WorkerState, WorkerStatus
+from tower_train.cluster.board import WorkerState, WorkerStatus, reason_unreached
 from tower_train.cluster.task import Policy, Task
 from tower_train.console import say
 
@@ -26,6 +26,7 @@ _AGREED = (WorkerState.TRAINING, WorkerState.DONE)
 _ENDED = (WorkerState.DONE, WorkerState.OVER, WorkerState.GONE)
 _OF_ALL = (errors.NonFiniteError.exit_status, errors.MirrorError.exit_status)  # another group would meet these too
 _REMIND_SECS = 30.0  # between lines about a worker that has not started
+_REACH_SECS = 1.0  # for a connection to one
 
 
 class FailureDetector:
@@ -45,6 +46,7 @@ class FailureDetector:
         self.statuses = (WorkerStatus(),) * len(task.hosts)
         self._last_heartbeats = [clock()] * len(task.hosts)
         self._last_reminder = clock()
+        self._reached = [("", "", 0.0)] * len(task.hosts)  # (start, reason why it is not, when that was seen)
 
     def note(self, statuses: Sequence[WorkerStatus], mine: WorkerStatus) -> None:
         """Notes the statuses read from the board, and this worker's own.
@@ -72,8 +74,18 @@ class FailureDetector:
 
     def ready(self, mine: WorkerStatus) -> list[int]:
         """Returns the tasks that could train with this one, the chief, and do not yet."""
-        outside = set(range(1, len(self.statuses))).difference(mine.group)
-        return [i for i in sorted(outside) if self.statuses[i].state is WorkerState.READY and not self.is_silent(i)]
+        outside = [i for i in range(1, len(self.statuses)) if i not in mine.group and not self.is_silent(i)]
+        return [i for i in outside if self.statuses[i].state is WorkerState.READY and self._reaches(i)]
+
+    def _reaches(self, worker: int) -> bool:
+        """Returns whether a worker that has come can be reached from here, where it is said if not, now and then."""
+        start_id, why, looked_at = self._reached[worker]
+        if start_id != self.statuses[worker].start_id or (why and self._clock() - looked_at > _REMIND_SECS):
+            why = reason_unreached(self._task.hosts[worker], _REACH_SECS)
+            self._reached[worker] = self.statuses[worker].start_id, why, self._clock()
+            if why:
+                say(f"*** {self._task.name(worker)} has come, but is not reached from the chief: {why}. Waiting.")
+        return not why
 
     def newcomers(self) -> list[int]:
         """Returns the tasks that live and have not begun to train."""
@@ -139,10 +151,12 @@ class FailureDetector:
             return None  # nobody waits for them
         by_themselves = {i: each for i, each in late.items() if each.stalled != FOR_AVERAGING}
         without_input = {i: each for i, each in by_themselves.items() if each.stalled == FOR_INPUT}
-        stuck = without_input or by_themselves or (late if len(late) == len(rows) else {})
+        cut_off = {i: each for i, each in late.items() if each.unreached}
+        stuck = cut_off or without_input or by_themselves or (late if len(late) == len(rows) else {})
         if not stuck:
             return None
-        who = "; ".join(f"{self._task.name(i)} waits for {each.stalled}" for i, each in stuck.items())
+        for_what = {i: f"{each.stalled}{each.unreached and f' ({each.unreached})'}" for i, each in stuck.items()}
+        who = "; ".join(f"{self._task.name(i)} waits for {what}" for i, what in for_what.items())
         secs = min(each.stalled_secs for each in late.values())
         return errors.WorkerError(
             f"Step {mine.step + 1} stands still, for {secs:.0f} s since that was seen: {who}. {self._policy.advice}"
@@ -150,11 +164,15 @@ class FailureDetector:
 
     def _failure_to_start(self, worker: int) -> errors.WorkerError | None:
         name, secs = self._task.name(worker), self._silent_secs(worker)
-        if secs > self._policy.start_timeout_secs and not self._policy.waits:
-            return errors.WorkerError(f"{name} has not started for {secs:.0f} s. {self._policy.advice}", is_final=True)
-        if self._clock() - self._last_reminder > _REMIND_SECS:
-            self._last_reminder = self._clock()
-            say(f"*** Waiting for {name} ...")
+        is_over = secs > self._policy.start_timeout_secs and not self._policy.waits
+        if not is_over and self._clock() - self._last_reminder <= _REMIND_SECS:
+            return None
+        self._last_reminder = self._clock()
+        why = reason_unreached(self._task.hosts[worker], _REACH_SECS)
+        if is_over:
+            what = f"has not started, or is not reached from here ({why})," if why else "has not started"
+            return errors.WorkerError(f"{name} {what} for {secs:.0f} s. {self._policy.advice}", is_final=True)
+        say(f"*** Waiting for {name}{f', which is not reached: {why}' if why else ''} ...")
         return None
 
     def _name_refused(self, mine: WorkerStatus) -> None:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.cluster import failures
-from tower_train.cluster.board import Board, WorkerState, WorkerStatus
+from tower_train.cluster.board import Board, WorkerState, WorkerStatus, reason_unreached
 from tower_train.cluster.failures import FailureDetector
 from tower_train.cluster.rendezvous import Memory, Rendezvous
 from tower_train.cluster.task import Policy, Task
@@ -129,10 +129,16 @@ class Heartbeat:
                 return
             time.sleep(pause_secs)
         if is_stale or isinstance(error, failures.LOST_CONNECTION):
+            why = "; ".join(filter(None, (errors.reason(error), self.unreached())))
             self.fail(errors.WorkerError(
-                f"The connection to another worker was lost at step {self.status.step} "
-                f"({errors.reason(error)}). {self._policy.advice}"
+                f"The connection to another worker was lost at step {self.status.step} ({why}). {self._policy.advice}"
             ))  # fmt: skip
+
+    def unreached(self) -> str:
+        """Names the other workers of the group to which no connection can be made from here, with the reason."""
+        others = [i for i in self.status.group or range(len(self._task.hosts)) if i != self._task.index]
+        reasons = {i: reason_unreached(self._task.hosts[i], self._policy.worker_timeout_secs / 2) for i in others}
+        return "; ".join(f"{self._task.name(i)} is not reached: {why}" for i, why in reasons.items() if why)
 
     def next_start(self) -> Memory:
         """Returns what this process will have to know at its next start."""
@@ -142,7 +148,8 @@ class Heartbeat:
             return Memory(tuple(statuses[0].next_group or group), idle_starts)
         away = {i for i in group if i and (statuses[i].has_mistake or self.detector.is_silent(i))}
         there = {*group, *self.detector.ready(self.status)} - away - self.rendezvous.leaving
-        return Memory(tuple(sorted(there)), idle_starts)
+        lost = {*self.rendezvous.memory.lost, *group} - there - self.rendezvous.leaving
+        return Memory(tuple(sorted(there)), idle_starts, tuple(sorted(lost)))
 
     def _start_of(self, worker: int) -> str:
         return self.status.members[worker] if self._task.is_chief else self.status.start_id
@@ -176,6 +183,10 @@ class Heartbeat:
                 status = self.status
             rows = self.board.exchange(status)
             self.detector.note(rows if self._task.is_chief else rows[:1], status)
+            if not self._task.is_chief and not status.members and rows[1].start_id > status.start_id:
+                # Another took the row at the same time, and writes there too. One of both has to go.
+                seen, self._seen = self._seen, (rows[1].start_id, rows[1].heartbeat)
+                self.is_displaced = seen[0] == rows[1].start_id and seen != self._seen
 
     def _take_row(self) -> bool:
         """Looks at the board, and returns whether this worker may write there: nobody else lives in its place."""

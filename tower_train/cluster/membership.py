@@ -7,6 +7,8 @@ that from the board, or miss the chief.
 
 import contextlib
 import dataclasses
+import errno
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 
@@ -15,7 +17,7 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.cluster import failures
 from tower_train.cluster.agreement import Agreement
-from tower_train.cluster.board import Board, WorkerState
+from tower_train.cluster.board import Board, WorkerState, reason_unreached
 from tower_train.cluster.heartbeat import WAITING_SECS, Heartbeat
 from tower_train.cluster.rendezvous import LEAVING, RESIZED
 from tower_train.cluster.task import RESIZES, Policy, Task
@@ -152,6 +154,7 @@ class WorkerMembership(Membership):
         self._heartbeat = Heartbeat(task, policy, chief, leave_at_once)
         self._detector, self._rendezvous = self._heartbeat.detector, self._heartbeat.rendezvous
         self._take_place(self._rendezvous.expected)
+        self._check_address()
         self.board, self.agreement = self._heartbeat.board, Agreement(task, self._heartbeat)
 
     def __enter__(self):
@@ -187,7 +190,10 @@ class WorkerMembership(Membership):
 
     def note_stall(self, what, seconds):
         if what != failures.BETWEEN_STEPS or not self.task.is_chief:  # which saves and evaluates there
-            self._heartbeat.note(stalled=what, stalled_secs=seconds)
+            unreached = (
+                self._heartbeat.status.unreached if self._heartbeat.status.stalled else self._heartbeat.unreached()
+            )
+            self._heartbeat.note(stalled=what, stalled_secs=seconds, unreached=unreached)
 
     def failure_behind(self, error):
         if failures.is_of_sizes(error) and not self._heartbeat.failure:
@@ -223,10 +229,8 @@ class WorkerMembership(Membership):
     def _tell_latecomers(self, may_return: bool) -> None:
         """Stays, as the chief of a run that is over, until workers outside of it have learnt that; and some time for
         lost ones that start themselves again, which would wait for it for ever."""
-        now, lost = time.monotonic(), self._lost() if self._policy.waits or self._rendezvous.is_elastic else []
-        if not may_return:
-            lost = []
-        if lost:
+        now = time.monotonic()
+        if lost := self._lost() if may_return else []:
             names = ", ".join(map(self.task.name, lost))
             say(f"*** Staying for at most {_RETURN_SECS} s, to tell {names} that the run has ended.")
         while (
@@ -237,12 +241,10 @@ class WorkerMembership(Membership):
             self._heartbeat.pause()
 
     def _lost(self) -> list[int]:
-        """Returns the tasks of this run that have neither left nor made a mistake."""
+        """Returns the tasks of this run, also of earlier starts, that have neither left nor made a mistake."""
+        trained = {*self._heartbeat.status.group, *self._rendezvous.memory.lost} - {0}
         statuses = self._detector.statuses
-        return [
-            i for i in self._heartbeat.status.group
-            if i and statuses[i].state is not WorkerState.GONE and not statuses[i].has_mistake
-        ]  # fmt: skip
+        return [i for i in sorted(trained) if not (statuses[i].state is WorkerState.GONE or statuses[i].has_mistake)]
 
     def resized(self) -> errors.WorkerError:
         """Returns the error with which a cluster restarts itself once it has left because of RESIZED."""
@@ -252,6 +254,33 @@ class WorkerMembership(Membership):
         why = f"{names} {what}" if names else "the chief goes on with other workers"
         text = f"Saved at step {self._heartbeat.status.step}, as {why}. {RESIZES}"
         return errors.WorkerError(text, environment=self._heartbeat.next_start().environment())
+
+    def _check_address(self) -> None:
+        """Raises ConfigError if this worker's address leads to another process or machine; says it if to none."""
+        index, start_id = self.task.index, self._heartbeat.status.start_id
+        host, timeout_ms = self.task.hosts[index], round(1000 * min(2.0, self._policy.worker_timeout_secs))
+        config = v1.ConfigProto(device_filters=[f"/job:worker/task:{index}"], operation_timeout_in_ms=timeout_ms)
+        with tf.Graph().as_default(), tf.device(f"/job:worker/task:{index}/cpu:0"):
+            place = tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name="start", container="board")
+            write = tf.raw_ops.AssignVariableOp(resource=place, value=start_id)
+            read = tf.raw_ops.ReadVariableOp(resource=place, dtype=tf.string)
+            v1.Session(self.target, config=config).run(write)
+            try:
+                # The 0 is for TensorFlow, which takes this process's own address, as it is written, for this process.
+                name, _, port = host.rpartition(":")
+                found = v1.Session(f"grpc://{name}:0{port}", config=config).run(read).decode()
+            except tf.errors.OpError:
+                why = reason_unreached(host, timeout_ms / 1000) or "what answers there is no worker"
+                text = f"{self.task.name(index)} is not reached at its address, not even from here: {why}."
+                if why == os.strerror(errno.ECONNREFUSED):  # of another machine: a name may become known, a path open
+                    raise errors.ConfigError(f"{text} Start it on that machine, or give its own address.") from None
+                say(f"*** {text}")
+                return
+        if found != start_id:
+            raise errors.ConfigError(
+                f"{self.task.name(index)} is another process, which answers at that address. Stop that first, or give "
+                "this one another --task_index."
+            )
 
     def _waiting(self) -> list[int]:
         """Returns the tasks that wait for a place, in the chief."""

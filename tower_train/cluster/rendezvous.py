@@ -34,16 +34,18 @@ class Memory:
     Attributes:
       group: the tasks that are expected to train; empty if nothing is known.
       idle_starts: the number of starts in a row that ended before their first step.
+      lost: the tasks that have trained and are missing since.
     """
 
     group: tuple[int, ...] = ()
     idle_starts: int = 0
+    lost: tuple[int, ...] = ()
 
     @classmethod
     def of_environment(cls) -> "Memory":
         """Reads what `environment` wrote, if it did."""
         content = json.loads(os.environ.get(_VARIABLE, "{}"))
-        return cls(tuple(content.get("group", ())), content.get("idle_starts", 0))
+        return cls(tuple(content.get("group", ())), content.get("idle_starts", 0), tuple(content.get("lost", ())))
 
     def environment(self) -> dict[str, str]:
         """The environment variable for the next start."""
