@@ -40,10 +40,14 @@ def test_every_name_of_the_table_is_there():
 
 @pytest.mark.parametrize(
     "name, one",
-    [("tensorflow.python.keras.layers", "keras.layers"), ("tensorflow.keras.utils.np_utils", "keras.utils"),
-     ("tensorflow.compat.v1.nn", "tensorflow.nn"), ("keras.utils.training_utils.multi_gpu_model",
-                                                    "keras.utils.multi_gpu_model")],
-)  # fmt: skip
+    [
+        ("tensorflow.python.keras.layers", "keras.layers"),
+        ("tensorflow.contrib.layers.python.layers", "tensorflow.contrib.layers"),
+        ("tensorflow.contrib.layers.python", "tensorflow.contrib.layers"),
+        ("tensorflow.compat.v1.nn", "tensorflow.nn"),
+        ("keras.utils.training_utils.multi_gpu_model", "keras.utils.multi_gpu_model"),
+    ],
+)
 def test_a_thing_with_several_names_has_one(name, one):
     assert names.one_name(name) == one
 

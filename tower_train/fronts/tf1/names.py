@@ -27,6 +27,7 @@ tensorflow.contrib.distribute                    PARTS
 tensorflow.contrib.estimator                     tower_train.estimator:experimental tower_train.estimator
 tensorflow.contrib.framework                     tf_slim.ops.variables tf_slim.ops.arg_scope tensorflow.compat.v1
 tensorflow.contrib.framework.arg_scope           tf_slim:arg_scope
+tensorflow.contrib.framework.variables           tf_slim.ops.variables
 tensorflow.contrib.layers                        tf_slim.layers tf_slim
 tensorflow.contrib.learn                         PARTS tower_train.estimator
 tensorflow.contrib.lookup                        PARTS tensorflow.python.ops.lookup_ops
@@ -73,7 +74,7 @@ _ONE_NAME = [  # (a regular expression of the beginning of a name, the name unde
     (r"keras\.engine\.(topology|training|sequential|base_layer|input_layer)", "keras.engine"),
     (r"horovod\.tensorflow\.keras", "horovod.keras"),
     (r"tensorflow\.contrib\.learn\.python\.learn", "tensorflow.contrib.learn"),
-    (r"tensorflow\.contrib\.(\w+)\.python\.(ops|layers|training)(\.\w+(?=\.))?", r"tensorflow.contrib.\1"),
+    (r"tensorflow\.contrib\.(\w+)\.python(\.(ops|layers|training)(\.\w+(?=\.))?)?", r"tensorflow.contrib.\1"),
     (r"tensorflow\.contrib\.rnn\.(core_)?rnn(_cell)?", "tensorflow.contrib.rnn"),
     (r"tensorflow\.contrib\.slim\.python\.slim", "tensorflow.contrib.slim"),
     (r"tensorflow\.contrib\.learn\.(learn_runner|run_config|estimators)", "tensorflow.contrib.learn"),
