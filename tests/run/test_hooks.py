@@ -1,8 +1,10 @@
 """Users' SessionRunHooks: what they fetch, feed and ask for, as in a MonitoredSession. Steps are the same without."""
 
+import gc
 import json
 import threading
 import time
+import weakref
 
 import jobs
 import pytest
@@ -134,3 +136,26 @@ def test_a_program_has_the_loop_over_the_steps_and_leaves_it_early(steps, toy_ru
     if steps < 20:
         assert len(list(training_steps("toy_workload", config))) == 20 - steps
     jobs.assert_identical(jobs.variables(tmp_path, 20), jobs.variables(toy_run, 20))
+
+
+def test_trainings_in_threads_are_as_one_alone_and_leave_no_graph_behind(tmp_path):
+    """Of a network with custom gradients, whose functions TensorFlow keeps."""
+    graphs, results = [], []
+
+    class Graph(v1.train.SessionRunHook):
+        def after_create_session(self, session, coord):
+            graphs.append(weakref.ref(session.graph))
+
+    def train_it(name):
+        results.append(jobs.train_toy(tmp_path / name, [Graph()], "norm_workload", max_steps=5).step)
+
+    train_it("alone")
+    threads = [threading.Thread(target=train_it, args=[name]) for name in ("one", "other")]
+    for function in (threading.Thread.start, threading.Thread.join):
+        list(map(function, threads))
+    assert results == [5, 5, 5]
+    for name in ("one", "other"):
+        jobs.assert_identical(jobs.variables(tmp_path / name), jobs.variables(tmp_path / "alone"))
+    for _ in range(2):  # what has a finaliser goes the second time
+        gc.collect()
+    assert [graph() for graph in graphs] == [None] * 3

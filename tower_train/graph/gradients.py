@@ -1,9 +1,11 @@
 """Gradients: their mean over towers, their weight decay, and the update only if all of them are finite."""
 
+import contextlib
 from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import ops
 
 from tower_train import errors
 from tower_train.console import enumeration, notice_once
@@ -13,6 +15,16 @@ _MOST_NAMES = 3  # in a message
 
 Gradient = tf.Tensor | tf.IndexedSlices | None
 GradientsAndVariables = list[tuple[Gradient, tf.Variable]]
+
+
+def forget_functions(graph: tf.Graph) -> None:
+    """Forgets the functions of a graph's custom gradients, of which no more are taken: TensorFlow registers each for
+    ever, and it holds the graph."""
+    for each in (graph, *(function.graph for function in graph._functions.values())):
+        for op in each.get_operations():
+            if op.type == "IdentityN":
+                with contextlib.suppress(ValueError):  # of a custom gradient it has this attribute
+                    ops.gradient_registry._registry.pop(op.get_attr("_gradient_op_type").decode(), None)
 
 
 def average_gradients(tower_grads: list[GradientsAndVariables]) -> GradientsAndVariables:

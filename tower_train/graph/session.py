@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
+from tower_train.graph import gradients
 from tower_train.graph.record import TrainingGraph
 
 v1 = tf.compat.v1
@@ -35,3 +36,4 @@ def opened(
     finally:
         with contextlib.suppress(tf.errors.AbortedError, tf.errors.UnavailableError):  # of a lost worker
             session.close()
+        gradients.forget_functions(built.graph)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tower_train import errors, user_functions
 from tower_train.examples import Examples, Tensors, Weighted, in_fixed_order
-from tower_train.graph import towers, xla
+from tower_train.graph import gradients, towers, xla
 from tower_train.graph.devices import HOST, Devices
 from tower_train.graph.draws import Draws
 from tower_train.graph.layout import Tower
@@ -94,6 +94,7 @@ def evaluation_graph(
                 losses.append(_sum_of_losses(workload, output, labels, stream.counted[i]))
             outputs.append(output)
 
+        gradients.forget_functions(graph)
         if is_compiled:
             xla.prepare(graph, devices.session_config)
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tower_train.config import DeviceOptions, RunOptions
 from tower_train.examples import Examples, Tensors, Weighted
-from tower_train.graph import devices, stream, towers, xla
+from tower_train.graph import devices, gradients, stream, towers, xla
 from tower_train.graph.devices import HOST
 from tower_train.graph.draws import Draws
 from tower_train.graph.layout import Tower
@@ -47,6 +47,7 @@ def serving_graph(run: saved_run.SavedRun, is_compiled: bool = False) -> Serving
         outputs, of_first_view = network.trained_outputs(
             workload, prepared, run.dtype, Variables(), tower, Draws("serving"), is_compiled
         )
+        gradients.forget_functions(graph)
         class_names = run.examples.class_names if network.are_of_classes(outputs, run.examples) else ()
         last = towers.last_activation(of_first_view)  # of a network whose loss takes probabilities
         is_probable = last is not None and last.type == ("Sigmoid" if of_several else "Softmax")
