@@ -44,10 +44,15 @@ def test_too_little_memory_tells_the_batch_to_try(args, advice):
 
 
 def test_a_tensor_larger_than_the_hosts_memory_is_refused_before_the_first_step(tmp_path, monkeypatch):
-    monkeypatch.setattr(host, "total_memory", lambda: 8 * 128 * 4 - 1)  # the hidden layer of 8 units, in float32
-    with pytest.raises(errors.RunError, match=r"a float32 tensor \[128, 8\] has no place on the host.*--batch_size=64"):
-        jobs.train_toy(tmp_path, batch_size=128, max_steps=1)
-    jobs.train_toy(tmp_path, batch_size=64, max_steps=1)
+    hidden = 8 * 128 * 4  # bytes of 8 units, in float32
+    for memory, words in (
+        (hidden - 1, "has no place on the host"),
+        (hidden, "and others, together .* no place on"),
+    ):
+        monkeypatch.setattr(host, "memory_limit", lambda memory=memory: memory)
+        with pytest.raises(errors.RunError, match=rf"a float32 tensor \[128, 8\] {words}.*--batch_size=64"):
+            jobs.train_toy(tmp_path, batch_size=128, max_steps=1)
+    jobs.train_toy(tmp_path, batch_size=32, max_steps=1)
 
 
 def test_tensors_of_unknown_sizes_are_let_through(tmp_path):

@@ -8,6 +8,8 @@ import tensorflow as tf
 
 from tower_train import errors, host
 
+_OF_ONE_MEMORY = {"Identity", "IdentityN", "StopGradient", "Reshape", "Squeeze", "ExpandDims"}
+_OF_SHAPES = {"Shape", "ShapeN", "Size", "ZerosLike", "OnesLike"}  # need no values
 _NCCL_ADVICE = {  # {part of its message: what to try}
     "invalid usage|Duplicate GPU": "Let each worker have GPUs of its own (--gpus).",
     "unhandled cuda error|peer": "If the GPUs have no access to each other, set NCCL_P2P_DISABLE=1.",
@@ -42,21 +44,50 @@ def explained(batch_size: int, accumulate_steps: int | None = None) -> Iterator[
         ) from error
 
 
-def check_tensors(graph: tf.Graph, batch_size: int, accumulate_steps: int) -> None:
-    """Refuses a step with a tensor that is larger than the host's memory: TensorFlow's convolutions crash on one.
+def check_tensors(train_op: tf.Operation, batch_size: int, accumulate_steps: int, is_compiled: bool) -> None:
+    """Refuses a step with more tensors than the host has memory for, at which TensorFlow may crash without a word.
+
+    Counts what the first tower's gradients need of its forward pass, as all of that is there at once (unless XLA
+    compiles it), and each tensor by itself. A step may need more.
 
     Raises:
-      RunError: there is one in the first tower.
+      RunError: the memory does not suffice.
     """
-    memory = host.total_memory()
-    for op in graph.get_operations():
+    memory, kept, most = host.memory_limit(), {}, (0, None)
+    for op in _needed_by(train_op):
         if op.name.startswith("tower_0/") and "gpu" not in op.device.lower():
-            for each in op.outputs:
-                if (each.shape.num_elements() or 0) * each.dtype.size > memory:
-                    raise errors.RunError(
-                        f"Out of memory: a {each.dtype.name} tensor {each.shape.as_list()} has no place on the host, "
-                        f"which has {memory / 2**30:.1f} GiB. {_memory_advice(batch_size, accumulate_steps)}"
-                    )
+            is_gradient = "/gradients/" in op.name and op.type not in _OF_SHAPES
+            for each in map(_source, op.inputs if is_gradient and not is_compiled else ()):
+                if each.op.name.startswith("tower_0/") and "/gradients/" not in each.op.name:
+                    kept[each.ref()] = _num_bytes(each)
+            most = max([most, *((_num_bytes(each), each) for each in op.outputs)], key=lambda pair: pair[0])
+    if max(most[0], sum(kept.values())) > memory:
+        largest = f"a {most[1].dtype.name} tensor {most[1].shape.as_list()}"
+        together = f"{largest} and others, together {sum(kept.values()) / 2**30:.1f} GiB, have"
+        raise errors.RunError(
+            f"Out of memory: {f'{largest} has' if most[0] > memory else together} no place on the host, where this "
+            f"process may have {memory / 2**30:.1f} GiB. {_memory_advice(batch_size, accumulate_steps)}"
+        )
+
+
+def _needed_by(op: tf.Operation) -> set[tf.Operation]:
+    needed, rest = set(), [op]
+    while rest:
+        if (op := rest.pop()) not in needed:
+            needed.add(op)
+            rest += [*(each.op for each in op.inputs), *op.control_inputs]
+    return needed
+
+
+def _source(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the tensor whose memory a tensor shares."""
+    while tensor.op.type in _OF_ONE_MEMORY:
+        tensor = tensor.op.inputs[tensor.value_index]
+    return tensor
+
+
+def _num_bytes(tensor: tf.Tensor) -> int:
+    return (tensor.shape.num_elements() or 0) * tensor.dtype.size
 
 
 def _memory_advice(batch_size: int, accumulate_steps: int | None) -> str:
