@@ -243,6 +243,22 @@ class Programs:
         return plain(tf.cast(tf.abs(tf.cast(x, tf.complex64) @ weights), x.dtype), training)
 
 
+@program("Read the variable before (tf.identity of it), and assign a mean over examples")
+def fake_quantisation_by_the_batch(x, training):
+    """As tf.contrib.quantize does."""
+    hidden, largest = x @ weight("a", [4, 8], x.dtype), state("largest", [], x.dtype, v1.ones_initializer())
+    limit = moving_averages.assign_moving_average(largest, tf.reduce_max(hidden), 0.9, False)  # here
+    return tf.clip_by_value(hidden, -limit, limit) @ weight("b", [8, 3], x.dtype)
+
+
+@program()
+def fake_quantisation_as_that_is_advised(x, training):
+    hidden, largest = x @ weight("a", [4, 8], x.dtype), state("largest", [], x.dtype, v1.ones_initializer())
+    limit = tf.identity(largest)
+    largest.assign(0.9 * largest + 0.1 * tf.reduce_mean(tf.reduce_max(hidden, axis=1)))
+    return tf.clip_by_value(hidden, -limit, limit) @ weight("b", [8, 3], x.dtype)
+
+
 @program()
 def recomputed_batch_normalisation(x, training):
     a, b = weight("a", [4, 8], x.dtype), weight("b", [8, 3], x.dtype)

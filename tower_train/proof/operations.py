@@ -183,11 +183,15 @@ class _Relations:
             op = op.inputs[0].op
         if assigns := [each for t in op.inputs if t.dtype == tf.resource for each in _assigning(t)]:
             return _named(assigns[0], "state")
-        is_reduced = False
+        first, is_reduced = op, False
         while reduced := [t.op for t in op.inputs if self._of.get(t.name) in (_SHARE, MEAN, SUM) and _is_forward(op)]:
             op, is_reduced = min(reduced, key=_is_size), True  # rather what is computed than the size itself
         if values := [tensor.op for tensor in op.inputs if tensor.op in self._assigned]:
             return _assigned(self._assigned[values[0]], values[0])
+        if is_reduced or _kind(op) == "reduction":
+            for value, variable in self._assigned.items():
+                if op in ancestors([value]) and (first is op or value in ancestors([first])):  # else beside the network
+                    return Culprit(variable, "assigned", line_of(op), _CAUSES["read"])
         return _named(op, ("size" if _is_size(op) else "reduction") if is_reduced else _kind(op))
 
 
@@ -225,6 +229,8 @@ _CAUSES: Mapping[str, str] = {
     "done once a step for all towers: use one of them, outside of branches, loops and tf.function",
     "assigned": "it gets the mean over towers of the values that they assign, once a step. Let that be a mean over "
     "examples, or the same in every tower (a counter of steps, not of examples)",
+    "read": "the network uses what it assigns to it in this step, and a tower has its own examples only. Read the "
+    "variable before (tf.identity of it), and assign a mean over examples, such as of the largest value of each",
     "kept": "a table or a queue keeps it, which all towers fill and no checkpoint holds. Keep it in a variable, or "
     "fill the table before the training",
     "copies": "the towers' copies of this variable are no longer the same",
