@@ -389,11 +389,6 @@ def random_seed() -> int | None:
     return context.global_seed()
 
 
-def layer_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
-    """Returns the metrics that a model and its layers have as attributes and update in their calls."""
-    return [metric for layer in model._flatten_layers() for metric in layer._metrics]
-
-
 @contextlib.contextmanager
 def drawn_by(draw: Callable[[Callable, dict[str, Any]], Any]) -> Iterator[None]:
     """Lets draw(function, its arguments by name) draw within this block for functions of keras.random and tf.random."""

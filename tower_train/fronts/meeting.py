@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.fronts import compat
+from tower_train.fronts import compat, placement
 
 v1 = tf.compat.v1
 _current: contextvars.ContextVar["Tower | None"] = contextvars.ContextVar("tower", default=None)
@@ -60,17 +60,20 @@ class Towers:
       first, count: the first one's index among the towers of all workers, and their number.
       inside: tower -> context manager in which its program runs, in its thread.
       turn: tower -> context manager around each of its turns, for what is global in a process or a graph.
-      merging: context manager around each meeting, within the first tower's program.
+
+    Attributes:
+      gradients_of_means: (over towers, gradients of means) -> over towers, those of their values; None: their mean, as
+        where each tower's loss is a mean over its examples.
     """
 
     def __init__(
         self, devices: Sequence[str], average: Average | None = None, first: int = 0, count: int | None = None,
         inside: Callable[[Tower], contextlib.AbstractContextManager] = contextlib.nullcontext,
         turn: Callable[[Tower], contextlib.AbstractContextManager] = contextlib.nullcontext,
-        merging: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
     ):  # fmt: skip
         self._towers = [Tower(self, i, first + i, count or len(devices), name) for i, name in enumerate(devices)]
-        self.average, self._inside, self._turn, self._merging = average or _plain_mean, inside, turn, merging
+        self.average, self._inside, self._turn = average or _plain_mean, inside, turn
+        self.gradients_of_means: Callable[[list[list[tf.Tensor]]], list[list[tf.Tensor]]] | None = None
         self._threads: list[_Thread] = []
 
     def run(self, function: Callable[[Tower], Any]) -> list:
@@ -114,12 +117,12 @@ class Towers:
                 "it outside: compute in the branch what is to be applied. Or train in one tower."
             )
         if not self._threads:
-            with _entered(None), compat.op_attributes({}), self._merging():
+            with _merging():
                 return merge([mine])
         thread = self._threads[tower.place]
         thread.wait_for_others(mine, what)
         if tower.place == 0:
-            with _entered(None), compat.op_attributes({}), self._merging():
+            with _merging():
                 self._merged = merge([each.mine for each in self._threads])
         return self._merged
 
@@ -188,6 +191,19 @@ def _entered(tower: Tower | None):
         _current.reset(token)
 
 
+@contextlib.contextmanager
+def _merging():
+    """Makes what concerns all towers within this block, as outside of any."""
+    with (
+        _entered(None),
+        compat.op_attributes({}),
+        compat.outside_of_stateless_scope(),
+        compat.without_all_reduce(),
+        placement.beside_inputs(),
+    ):
+        yield
+
+
 def meet(mine: Any, merge: Callable[[list], Any], what: str) -> Any:
     """Waits for all towers; merge(over towers, their `mine`) is called once, in the first tower's place, outside of any
     tower. Returns its result in each. Where no towers run, merge([mine]).
@@ -217,11 +233,19 @@ def mean(values: Sequence[tf.Tensor], what: str = "a mean over towers") -> list[
     @tf.custom_gradient
     def of_all(*tensors):  # the means too, or variables that they were computed from would count as this function's
         def gradient(*grads):
-            return *mean(grads, f"the gradient of {what}"), *(None for _ in grads)
+            return *gradients_of_means(grads, what), *(None for _ in grads)
 
         return [tf.identity(each) for each in tensors[len(values) :]], gradient
 
     return of_all(*values, *means)
+
+
+def gradients_of_means(grads: Sequence[tf.Tensor], what: str) -> list[tf.Tensor]:
+    """Returns the gradients of a tower's values, of those of their means over all towers."""
+    tower, what = current(), f"the gradient of {what}"
+    if (of_towers := tower.towers.gradients_of_means) is None:
+        return mean(grads, what)
+    return meet(list(grads), of_towers, what)[tower.place]
 
 
 def _plain_mean(of_towers: list[list[tf.Tensor]]) -> list[tf.Tensor]:

@@ -60,10 +60,13 @@ class Rehearsal(Updates):
         built = set(map(id, model.weights))
         specs = keras.tree.map_structure(lambda leaf: leaf if leaf is None else tf.type_spec_from_value(leaf), data)
 
-        def run(batch):
-            self.updates.clear()  # TensorFlow calls this once more if it has created variables
-            with tf.device(HOST):
-                program(model, batch)
+        begun = []
+
+        def run(batch):  # TensorFlow calls this once more if it has created variables: it takes as long, for nothing
+            if not begun:
+                begun.append(True)
+                with tf.device(HOST):
+                    program(model, batch)
 
         with self, compat.eager_mode(), tf.device(HOST):
             tf.function(run, autograph=False).get_concrete_function(specs)
@@ -97,7 +100,7 @@ class Step:
         self._expected = {id(variable) for layer in normalizing for variable in layer.variables}
         self._towers = meeting.Towers(
             devices, lambda of_towers: self.totals(list(zip(*of_towers, strict=True))), here * exchange.rank, count,
-            inside=self._inside, turn=self._turn, merging=self._merging,
+            inside=self._inside, turn=self._turn,
         )  # fmt: skip
 
     def run(self, program: Program) -> list:
@@ -124,7 +127,8 @@ class Step:
         drawn = drawn_for_more(functools.partial(rows_of_draw, cuts), program, itertools.count(), is_off)
         leaves = [leaf for leaf in tf.nest.flatten(self._parts[tower.place].data, True) if tf.is_tensor(leaf)]
         inputs = [leaf for leaf in leaves if leaf.shape.rank]
-        of_all = context.Context(towers=tower.count, by_tower=self._normalizes_by_tower, mean=_mean_of_all)
+        mean = functools.partial(meeting.mean, what="batch normalisation")
+        of_all = context.Context(towers=tower.count, by_tower=self._normalizes_by_tower, mean=mean)
         with (
             tf.name_scope(f"tower_{tower.index}/"),
             self._scopes[tower.place],
@@ -148,11 +152,6 @@ class Step:
                     f"Before the first step Keras traces the model in each of {len(self._parts)} towers, which takes "
                     f"more than {secs:.0f} s, once.",
                 )
-
-    @contextlib.contextmanager
-    def _merging(self) -> Iterator[None]:
-        with compat.outside_of_stateless_scope(), compat.without_all_reduce(), placement.beside_inputs():
-            yield
 
     def rows(self, values: Sequence):
         """Joins the towers' rows, less those of towers without examples, and what Keras attached to them."""
@@ -200,17 +199,15 @@ class Step:
         shares = [tf.cast(part.share, total.dtype) for part in self._parts]
         return [tf.math.divide_no_nan(grad, share) for grad, share in zip(of_towers, shares, strict=True)]
 
-    def gradient_of_mean(self, grads: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """As gradient_of_rows, of a scalar, whose mean over examples is the batch's."""
-        if not self._is_weighted:
-            return self.totals([grads]) * len(grads)
-        [total] = self._exchange.sum([tf.add_n(grads)])
-        return [total * tf.cast(part.share, total.dtype) for part in self._parts]
+    def _gradients_of_means(self, of_towers: Sequence[Sequence[tf.Tensor]]) -> list[list[tf.Tensor]]:
+        """As meeting.Towers.gradients_of_means, of losses that are weighted by examples."""
+        sums = self._exchange.sum([tf.add_n(grads) for grads in zip(*of_towers, strict=True)])
+        return [[total * tf.cast(part.share, total.dtype) for total in sums] for part in self._parts]
 
     def weighted(self, loss: tf.Tensor) -> tf.Tensor:
         """Returns a tower's loss by the share of its examples. From then on gradients are of such losses: they are
         added, and those of joined rows stay as small in float16 as one device's."""
-        self._is_weighted = True
+        self._is_weighted, self._towers.gradients_of_means = True, self._gradients_of_means
         return loss * tf.cast(self._parts[meeting.current().place].share, loss.dtype)
 
     def mean_gradients(self, of_towers: Sequence[GradientsAndVariables]) -> GradientsAndVariables:
@@ -425,7 +422,7 @@ def _joined(step: Step, mine, whole):
 
     def gradient(grad):
         if mine.shape.rank == 0:
-            return step.meet(grad, step.gradient_of_mean, "the gradient of a mean")[meeting.current().place]
+            return meeting.gradients_of_means([grad], "a mean")[0]
         merge = lambda asked: step.gradient_of_rows(*zip(*asked, strict=True))  # noqa: E731
         over_towers = step.meet((grad, tf.shape(mine)[0]), merge, "the gradient of steps.join")
         of_mine = over_towers[meeting.current().place]
@@ -437,23 +434,6 @@ def _joined(step: Step, mine, whole):
     attached = compat.attached(mine)
     compat.attach(copy, {name: _joined(step, attached[name], each) for name, each in compat.attached(whole).items()})
     return copy
-
-
-def _mean_of_all(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns the means over the examples of all towers, as batch normalisation needs; their gradients are exact."""
-    step, values, what = _running(), list(values), "batch normalisation"
-    means = meeting.meet(values, lambda asked: step.totals(list(zip(*asked, strict=True))), what)
-
-    @tf.custom_gradient
-    def of_all(*tensors):
-        def gradient(*grads):
-            merge = lambda asked: [step.gradient_of_mean(each) for each in zip(*asked, strict=True)]  # noqa: E731
-            of_towers, place = meeting.meet(grads, merge, f"the gradient of {what}"), meeting.current().place
-            return *(each[place] for each in of_towers), *(None for _ in grads)
-
-        return [tf.identity(each) for each in tensors[len(values) :]], gradient
-
-    return of_all(*values, *means)
 
 
 def weighted(loss: tf.Tensor) -> tf.Tensor:

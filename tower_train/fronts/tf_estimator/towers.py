@@ -73,9 +73,7 @@ class ModelTowers:
         self._random = [state for _ in devices]
         about = dict(first=training.worker * len(devices), count=len(devices) * training.all_reduce.num_workers)
         self._balance = placement.Balance(devices)
-        self._towers = meeting.Towers(
-            devices, training.mean, inside=self._inside, turn=self._turn, merging=_merging, **about
-        )
+        self._towers = meeting.Towers(devices, training.mean, inside=self._inside, turn=self._turn, **about)
 
     def call(self, model_fn: Callable, mode: str) -> api.EstimatorSpec:
         """Calls model_fn(features, labels) in all towers.
@@ -243,12 +241,6 @@ class ModelTowers:
             pairs = [(variable, values.get(i, value)) for i, (variable, value) in enumerate(noted[0])]
             self._assignments.append(assign(pairs))
         return self._assignments
-
-
-@contextlib.contextmanager
-def _merging() -> Iterator[None]:
-    with compat.without_all_reduce(), placement.beside_inputs():
-        yield
 
 
 def _by_the_first(variable: tf.Variable, method: Callable, *args, **kwargs):
