@@ -1,5 +1,7 @@
 """The smallest programs with the mechanisms of keras.io's examples that have a training step of their own."""
 
+import functools
+
 import keras
 import tensorflow as tf
 from keras_examples import EXAMPLES, classes, dense, example, numbers
@@ -111,3 +113,43 @@ class Contrastive(keras.Model):
 def contrastive_and_momentum():
     """Joined rows against each other and against the tower's, and an assignment done once."""
     return Contrastive()
+
+
+class Cycle(keras.Model):
+    """generative/cyclegan.py: networks with batch normalisation, each used several times, and a tape for two losses."""
+
+    def __init__(self):
+        super().__init__()
+        sizes = {"there": 3, "back": 5}
+        self.there, self.back = (
+            keras.Sequential(
+                [keras.Input([4]), layers.Dense(n), layers.BatchNormalization(momentum=0.5), layers.Dense(4)], name=name
+            )
+            for name, n in sizes.items()
+        )
+
+    def compile(self, **optimizers):
+        super().compile()
+        self.optimizers_of = optimizers
+
+    def train_step(self, data):
+        x, y = data
+        there, back = functools.partial(self.there, training=True), functools.partial(self.back, training=True)
+        with tf.GradientTape(persistent=True) as tape:
+            fake_y, fake_x = there(x), back(y)
+            losses = {
+                "there": ops.mean(ops.abs(y - there(fake_x))) + ops.mean(ops.abs(y - there(y))),
+                "back": ops.mean(ops.abs(x - back(fake_y))) + ops.mean(ops.abs(x - back(x))),
+            }
+        for name, loss in losses.items():
+            update(self.optimizers_of[name], tape, loss, getattr(self, name).trainable_weights)
+        return losses
+
+
+@example(
+    lambda: {"there": keras.optimizers.Adam(0.01, 0.5), "back": keras.optimizers.Adam(0.01, 0.5)},
+    lambda: {"x": numbers(11, 4), "y": numbers(11, 4, seed=1)},
+)
+def cycle():
+    """Means over towers that go back in another order than they came in."""
+    return Cycle()

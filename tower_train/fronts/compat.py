@@ -31,7 +31,7 @@ from keras.src.saving import saving_lib, serialization_lib
 from keras.src.trainers import data_adapters, trainer
 from tensorflow.core.framework.device_attributes_pb2 import DeviceAttributes
 from tensorflow.python.client import device_lib, session
-from tensorflow.python.eager import context
+from tensorflow.python.eager import context, record
 from tensorflow.python.framework import auto_control_deps, ops
 from tensorflow.python.framework import random_seed as seeds_of_ops
 from tensorflow.python.grappler import tf_optimizer
@@ -59,6 +59,7 @@ BaseOptimizer = base_optimizer.BaseOptimizer  # of all Keras optimizers
 FIRST_EPOCH = (
     "_initial_epoch"  # attribute of a model: the epoch with which `fit` begins, as BackupAndRestore sets it; or None
 )
+without_tapes = record.stop_recording  # context manager: GradientTapes of this thread record nothing
 eager_mode = tf.__internal__.eager_context.eager_mode  # context manager: eager execution, even with a default graph
 
 

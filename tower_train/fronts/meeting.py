@@ -37,6 +37,7 @@ class Tower:
       place: its index among them.
       index, count: its index among the towers of all workers, and their number.
       device: a string.
+      means: how many it has met for.
     """
 
     towers: "Towers"
@@ -44,6 +45,7 @@ class Tower:
     index: int
     count: int
     device: str
+    means: int = 0
 
 
 def current() -> Tower | None:
@@ -199,6 +201,7 @@ def _merging():
         compat.op_attributes({}),
         compat.outside_of_stateless_scope(),
         compat.without_all_reduce(),
+        compat.without_tapes(),  # the first tower's, which would go back in another order than the others'
         placement.beside_inputs(),
     ):
         yield
@@ -228,6 +231,8 @@ def mean(values: Sequence[tf.Tensor], what: str = "a mean over towers") -> list[
     tower, values = current(), list(values)
     if tower is None or tower.count == 1:
         return values
+    tower.means += 1
+    what = f"{what} {tower.means}"  # backwards towers must meet for the same one
     means = meet(values, tower.towers.average, what)
 
     @tf.custom_gradient

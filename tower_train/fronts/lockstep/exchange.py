@@ -35,9 +35,9 @@ class Exchange:
     def begin(self, series: str, data) -> None:
         """Begins a step with the others. series: the kind of step; data: the whole batch, which each process has."""
 
-    def rows(self, tensor):
-        """Returns the rows of all processes, one after the other; gradients go back to each one's."""
-        return tensor
+    def rows(self, tensors: Sequence) -> list:
+        """Returns the rows of all processes, one after the other, of tensors with any numbers of them."""
+        return list(tensors)
 
     def sum(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums over processes, to the bit the same in all, of tensors of equal shapes."""
@@ -71,23 +71,14 @@ class Workers(Exchange):
 
         self._called(compare, [], [tf.convert_to_tensor(parts.batch_size(data)), *leaves])
 
-    def rows(self, tensor):
-        def gathered(array):
-            of_workers = [rows for [rows] in self.gather("an exchange of rows", [array])]
-            return np.concatenate(of_workers), np.int32(sum(map(len, of_workers[: self.rank])))
+    def rows(self, tensors):
+        def gathered(*arrays):
+            return list(map(np.concatenate, zip(*self.gather("an exchange of rows", arrays), strict=True)))
 
-        @tf.custom_gradient
-        def joined(local):
-            whole, begin = self._called(gathered, [local.dtype, tf.int32], [local])
-            whole.set_shape([None, *local.shape[1:]])
-
-            def of_local(grad):
-                [total] = self.sum([tf.convert_to_tensor(grad)])
-                return total[begin : begin + tf.shape(local)[0]]
-
-            return whole, of_local
-
-        return joined(tensor)
+        wholes = self._called(gathered, [tensor.dtype for tensor in tensors], tensors) if tensors else []
+        for whole, tensor in zip(wholes, tensors, strict=True):
+            whole.set_shape([None, *tensor.shape[1:]])
+        return wholes
 
     def sum(self, tensors):
         return self._exchanged(lambda *arrays: self.sum_arrays(arrays), tensors)

@@ -153,24 +153,39 @@ class Step:
                     f"more than {secs:.0f} s, once.",
                 )
 
-    def rows(self, values: Sequence):
-        """Joins the towers' rows, less those of towers without examples, and what Keras attached to them."""
-        local = [
-            parts.rows_of(value, 0, tf.where(part.share > 0, parts.batch_size(value), 0))
-            for part, value in zip(self._parts, values, strict=True)
-        ]
+    def rows(self, tensors: Sequence[Sequence]) -> list:
+        """Joins the towers' rows of tensors, less those of towers without examples, and what Keras attached to them.
+
+        tensors: of each, over towers. All travel together.
+        """
+        whole = []
+        for values in tensors:
+            local = [
+                parts.rows_of(value, 0, tf.where(part.share > 0, parts.batch_size(value), 0))
+                for part, value in zip(self._parts, values, strict=True)
+            ]
+            with tf.device(self._device):
+                is_sparse = isinstance(local[0], tf.SparseTensor)
+                whole.append(tf.sparse.concat(0, local) if is_sparse else tf.concat(local, 0))
         with tf.device(self._device):
-            is_sparse = isinstance(local[0], tf.SparseTensor)
-            whole = self._exchange.rows(tf.sparse.concat(0, local) if is_sparse else tf.concat(local, 0))
-        attached = [compat.attached(value) for value in values]
-        compat.attach(whole, {name: self.rows([each[name] for each in attached]) for name in attached[0]})
+            whole = self._exchange.rows(whole)
+        attached = [[compat.attached(value) for value in values] for values in tensors]
+        names = [(i, name) for i, of_towers in enumerate(attached) for name in of_towers[0]]
+        joined = self.rows([[each[name] for each in attached[i]] for i, name in names]) if names else []
+        for (i, name), each in zip(names, joined, strict=True):
+            compat.attach(whole[i], {name: each})
         return whole
 
-    def whole(self, *values):
-        """Returns the batch's value of those of the towers: the first one of what is no tensor."""
-        if not tf.is_tensor(values[0]):
-            return values[0]
-        return self.totals([values])[0] if values[0].shape.rank == 0 else self.rows(values)
+    def whole(self, of_towers: Sequence):
+        """Returns the batch's value of a structure in the towers: of what is no tensor the first one."""
+        leaves = list(zip(*map(keras.tree.flatten, of_towers), strict=True))
+        found = {i: values[0] for i, values in enumerate(leaves)}
+        tensors = [i for i, value in found.items() if tf.is_tensor(value)]
+        scalars = [i for i in tensors if found[i].shape.rank == 0]
+        others = [i for i in tensors if i not in scalars]
+        found |= zip(scalars, self.totals([leaves[i] for i in scalars]), strict=True)
+        found |= zip(others, self.rows([leaves[i] for i in others]), strict=True)
+        return keras.tree.pack_sequence_as(of_towers[0], list(found.values()))
 
     def totals(self, values: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
         """Returns the means over examples of floating-point values, and the sums of others, over which there are those
@@ -189,7 +204,7 @@ class Step:
         dense = [tf.convert_to_tensor(grad) for grad in grads]
         [total] = self._exchange.sum([tf.add_n(dense)]) if self._is_weighted else self.totals([dense])
         counts = [tf.where(part.share > 0, count, 0) for part, count in zip(self._parts, rows, strict=True)]
-        of_all = self._exchange.rows(tf.stack(counts))
+        [of_all] = self._exchange.rows([tf.stack(counts)])
         begins = tf.unstack(
             tf.cumsum(of_all, exclusive=True)[len(rows) * self._exchange.rank :][: len(rows)], len(rows)
         )
@@ -223,12 +238,13 @@ class Step:
         for pairs in zip(*of_towers, strict=True):
             with tf.device(placement.of(variable := pairs[0][1])):
                 trained.append((self._weighted([grad for grad, _ in pairs]), variable))
+        slices = [grad for grad, _ in trained if isinstance(grad, tf.IndexedSlices)]
+        rows = iter(self._exchange.rows([part for each in slices for part in (each.values, each.indices)]))
         sums = iter(self._exchange.sum([grad for grad, _ in trained if not isinstance(grad, tf.IndexedSlices)]))
         total = []
         for grad, variable in trained:
             if isinstance(grad, tf.IndexedSlices):
-                rows = (self._exchange.rows(each) for each in (grad.values, grad.indices))
-                whole = tf.IndexedSlices(*rows, grad.dense_shape)
+                whole = tf.IndexedSlices(next(rows), next(rows), grad.dense_shape)
                 whole = whole if _are_of_examples(grad.indices) else gradients.sum_rows(whole)
             else:
                 whole = next(sums)
@@ -411,7 +427,7 @@ def explained() -> Iterator[None]:
 
 
 def _join(step: Step, mine):
-    whole = step.meet(mine, lambda asked: keras.tree.map_structure(step.whole, *asked), "steps.join")
+    whole = step.meet(mine, step.whole, "steps.join")
     return keras.tree.map_structure(functools.partial(_joined, step), mine, whole)
 
 
@@ -487,7 +503,7 @@ def _measuring(update_state: Callable, _) -> Callable:
             return update_state(metric, *args, **kwargs)
 
         def merge(asked):
-            args, kwargs = keras.tree.map_structure(step.whole, *asked)
+            args, kwargs = step.whole(asked)
             return update_state(metric, *args, **kwargs)
 
         return step.meet((args, kwargs), merge, f"update_state of {metric.name}")
