@@ -71,6 +71,13 @@ def test_who_is_not_reached_is_named_with_the_reason_and_does_not_train(unreache
     watch.read(status(0), status(1, **ready), status(2, **ready), state=WorkerState.STARTING)
     for _ in range(2):
         assert watch.detector.ready(watch.own(WorkerState.STARTING)) == [1]
+    assert watch.failure(WorkerState.STARTING) is None
+    late = Watch()
+    late.seconds += START_TIMEOUT_SECS + 1
+    late.read(status(0), status(1, **ready), status(2, **ready), state=WorkerState.STARTING)
+    assert late.detector.ready(late.own(WorkerState.STARTING)) == [1]
+    text = "worker 2 (c:3) has come, but is not reached from the chief: No route to host. "
+    assert late.failure(WorkerState.STARTING)[0].startswith(text)
     unreached.clear()
     watch.seconds += 29
     assert watch.detector.ready(watch.own(WorkerState.STARTING)) == [1]
@@ -78,8 +85,7 @@ def test_who_is_not_reached_is_named_with_the_reason_and_does_not_train(unreache
     watch.read(status(0), status(1, 2, **ready), status(2, 2, **ready), state=WorkerState.STARTING)
     watch.seconds += 0.2
     assert watch.detector.ready(watch.own(WorkerState.STARTING)) == [1, 2]
-    line = "*** worker 2 (c:3) has come, but is not reached from the chief: No route to host. Waiting.\n"
-    assert capsys.readouterr().out == line
+    assert capsys.readouterr().out == 2 * f"*** {text}Waiting.\n"
     unreached["a:1"] = "Connection timed out"
     follower = Watch(index=1)
     assert follower.failure(WorkerState.STARTING, after=31) is None

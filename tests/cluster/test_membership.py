@@ -43,6 +43,20 @@ def test_workers_that_lose_one_say_which_and_leave(tmp_path):
     assert all(step % 5 == 0 for step in jobs.saved_steps(tmp_path))
 
 
+@pytest.mark.parametrize(("first", "second"), [(signal.SIGTERM, signal.SIGKILL), (signal.SIGINT, signal.SIGINT)])
+def test_a_chief_whose_run_is_ended_by_a_worker_that_dies_of_it_has_saved_and_is_not_done(first, second, tmp_path):
+    with clusters.programs(2, "tower_train", *jobs.flags(train_dir=tmp_path, **FAULTY)) as workers:
+        workers[0].wait_until(lambda: jobs.logged_step(tmp_path) >= 8)
+        workers[1].process.send_signal(first)
+        time.sleep(0.05)
+        workers[1].process.send_signal(second)
+        assert workers[0].process.wait(jobs.WAIT_SECS) in (138, 128 + first), workers[0].output()
+        assert workers[1].process.wait(jobs.WAIT_SECS) in (-9, 128 + first)
+    result = jobs.read_json(tmp_path, "result.json") if (tmp_path / "result.json").exists() else {}
+    assert result.get("stopped_by") != "last step" and all(step % 5 == 0 or step == result["step"]
+                                                           for step in jobs.saved_steps(tmp_path))  # fmt: skip
+
+
 def test_a_worker_whose_input_hangs_while_it_lives_is_named_and_all_leave(tmp_path):
     """The second one's of step 6; the first one has done its part of that, and waits."""
     options = FAULTY | dict(workload="norm_workload:STUCK", worker_timeout_secs=2, stall_timeout_secs=1)

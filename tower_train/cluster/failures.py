@@ -45,7 +45,7 @@ class FailureDetector:
         self._task, self._policy, self._clock, self._named = task, policy, clock, set()
         self.statuses = (WorkerStatus(),) * len(task.hosts)
         self._last_heartbeats = [clock()] * len(task.hosts)
-        self._last_reminder = clock()
+        self._began = self._last_reminder = clock()
         self._reached = [("", "", 0.0)] * len(task.hosts)  # (start, reason why it is not, when that was seen)
 
     def note(self, statuses: Sequence[WorkerStatus], mine: WorkerStatus) -> None:
@@ -117,6 +117,12 @@ class FailureDetector:
             return errors.WorkerError(
                 f"{name} is lost: it no longer answers at step {mine.step}, and another process has come in its place. "
                 f"{advice}"
+            )
+        start_id, why, _ = self._reached[worker]
+        has_waited = self._clock() - self._began > self._policy.start_timeout_secs
+        if why and start_id == status.start_id and has_waited and not has_agreed and not may_come_back:
+            return errors.WorkerError(
+                f"{name} has come, but is not reached from the chief: {why}. {advice}", is_final=True
             )
         is_final = worker == 0 and (status.has_mistake or status.is_final)
         if status.state is WorkerState.FAILED and (is_final or not may_come_back):

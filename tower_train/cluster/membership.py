@@ -223,7 +223,8 @@ class WorkerMembership(Membership):
         self._heartbeat.tell(state=WorkerState.OVER, stopped_by=of_all, next_group=next_group)
         self._wait_for_others(WorkerState.GONE)
         if of_all != RESIZED:
-            self._tell_latecomers(may_return=of_all not in LEAVING)  # else who was told to end stays away
+            # Who was told to end stays away; None: the one that is lost has ended the run.
+            self._tell_latecomers(may_return=of_all not in (*LEAVING, None))
         return of_all
 
     def _tell_latecomers(self, may_return: bool) -> None:
