@@ -45,7 +45,13 @@ def main(argv) -> int:
         found = f"Not known: {error}"
     path = pathlib.Path(options.out or run_dir.path / "report.html")
     try:
-        disk.replace(path, html_report.render(run_dir, found).encode(errors="replace"))
+        page = html_report.render(run_dir, found)
+    except (AttributeError, LookupError, TypeError, ArithmeticError) as error:  # of a file that was changed since
+        raise errors.RunError(
+            f"{run_dir.path}: run.json or result.json holds what no run writes ({errors.reason(error)}). Mend it."
+        ) from error
+    try:
+        disk.replace(path, page.encode(errors="replace"))
     except OSError as error:
         raise errors.ConfigError(f"{path} cannot be written: {error.strerror}. Name another with --out.") from None
     console.say(f"Written:  {path.absolute()}")

@@ -113,7 +113,7 @@ def signatures(built: serving.ServingGraph) -> dict:
 
 def _check_target(folder: pathlib.Path, options: ExportOptions) -> None:
     """Raises RunError if a folder may not be written to."""
-    if folder.is_symlink() and not (options.versioned and options.export_dir):
+    if os.path.islink(folder) and not (options.versioned and options.export_dir):
         raise errors.RunError(f"{folder} is a symbolic link. Name the folder itself with --export_dir.")
     is_there, is_model = os.path.exists(folder), os.path.exists(folder / _FILE)  # any name is allowed here
     if options.versioned and is_model:
@@ -133,6 +133,6 @@ def _check_target(folder: pathlib.Path, options: ExportOptions) -> None:
 
 def _new_version(folder: pathlib.Path) -> pathlib.Path:
     """Returns the folder of a version: the time in seconds, as of tf.estimator's exporters, but above all versions."""
-    names = os.listdir(folder) if folder.exists() else []
+    names = os.listdir(folder) if os.path.exists(folder) else []
     versions = [int(name) for name in names if name.isdecimal()]
     return folder / str(max([int(time.time()), *(version + 1 for version in versions)]))

@@ -59,6 +59,7 @@ def describe(
     }
 
 
+_MOST_LETTERS = 200  # of a value in a line
 # Options whose values may differ between the workers of a cluster.
 _PER_WORKER = {"task_index", "worker_hosts", "train_dir", "data_dir", "override", "device", "gpus",
         "log_device_placement", "wait_for_workers"}  # fmt: skip
@@ -124,7 +125,7 @@ def _refused_or_noted(path: pathlib.Path, before: dict, now: dict, override: boo
     refused, noted = [], []
     for rule, name, old, new in compared:
         if old != new:
-            was, now_is = ("not given" if value is None else value for value in (old, new))
+            was, now_is = ("not given" if value is None else str(value)[:_MOST_LETTERS] for value in (old, new))
             (refused if rule == "same" else noted).append(f"{name} was {was}, now {now_is}")
     if refused and not override:
         size = before.get("global_batch", now["global_batch"])  # which another number of towers can have too
