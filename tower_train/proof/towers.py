@@ -5,12 +5,13 @@ The steps are on the first examples of the run, on the host, in float64 if the n
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 import pathlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -165,11 +166,11 @@ def compare_towers(workload: Workload, examples: Examples, config: Config, graph
                 for small in (one, several):
                     trials.append(Trial(workload, examples, dataclasses.replace(small, dtype=dtype), bar))
                     _announce(several, time.perf_counter() - began, trials)
-                outcome = _compared(*trials, steps, normalizes, one.accumulate_steps)
-                if outcome.differs and several.jit_compile == "always":  # perhaps by XLA, in one tower too
-                    one = dataclasses.replace(one, jit_compile="always")
-                    trials[0] = Trial(workload, examples, dataclasses.replace(one, dtype=dtype), bar)
-                    outcome = _compared(*trials, steps, normalizes, one.accumulate_steps)
+                compiled = None
+                if several.jit_compile == "always":
+                    options = dataclasses.replace(one, dtype=dtype, jit_compile="always")
+                    compiled = functools.partial(Trial, workload, examples, options, bar)
+                outcome = _compared(*trials, steps, normalizes, one.accumulate_steps, compiled)
                 if config.batch_norm == "tower" and normalizes and not outcome.differs:
                     small = dataclasses.replace(several, dtype=dtype, batch_norm="tower")
                     alone, by_tower = trials[0], Trial(workload, examples, small, bar)
@@ -273,10 +274,15 @@ def _at_hand(examples: Examples, count: int) -> Examples:
     return dataclasses.replace(examples, elements=None, of_worker=None, open=lambda: fetch)
 
 
-def _compared(one: Trial, many: Trial, steps: int, normalizes: bool, turns: int) -> Outcome:
+def _compared(
+    one: Trial, many: Trial, steps: int, normalizes: bool, turns: int, compiled: Callable[[], Trial] | None = None
+) -> Outcome:
+    """Compares trials; if they differ, rather with that of one compiled tower, which may differ from `one` likewise."""
     dtype = least_exact(one.built.compared.losses[:1], [v.handle.op for v in one.weights.values()]).dtype
     rounding, size = epsilon(np.dtype(dtype.as_numpy_dtype)), many.built.layout.global_batch
     verdict = compare(one.training(steps, rounding), many.training(steps, rounding), one.weights, rounding)
+    if verdict.excess and compiled:
+        return _compared(compiled(), many, steps, normalizes, turns)
     outcome = Outcome(many.towers, steps, size, dtype.name, verdict.gap, normalizes, turns, 0.0)
     if verdict.nothing:
         why = f"nothing to compare: {verdict.nothing} ({steps} steps of {size} examples)"
