@@ -107,7 +107,8 @@ def _compared_in(
             return tf.cast(value, dtype) if dtype and value.dtype.is_floating else value
 
         dataset = tf.data.Dataset.load(os.path.join(folder, "examples")).batch(size, drop_remainder=True)
-        return dataset.map(lambda *parts: tf.nest.map_structure(cast, parts if len(parts) > 1 else parts[0]))
+        dataset = dataset.map(lambda *parts: tf.nest.map_structure(cast, parts if len(parts) > 1 else parts[0]))
+        return dataset.repeat()  # a hook that runs an op, as those of GANs, takes a batch for it
 
     def train(towers: int, batch_norm: str = "global", seed: int | None = None, begin: dict | None = None):
         """Does the steps; returns the hook that saw their values."""
