@@ -55,6 +55,26 @@ def test_what_passes_leaves_no_trace(tmp_path, layer, towers, most):
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+class Runs(v1.train.SessionRunHook):
+    """Runs an update in each step, as TF-GAN's hooks do: that takes a batch too."""
+
+    def __init__(self, op):
+        self.op = op
+
+    def before_run(self, run_context):
+        run_context.session.run(self.op)
+
+
+def test_updates_by_hooks_are_compared(tmp_path):
+    def fn(features, labels, mode):
+        loss = v1.losses.mean_squared_error(labels, tf.keras.layers.Dense(1)(features["x"])[:, 0])
+        update = v1.train.AdamOptimizer(0.01).minimize(loss)
+        train_op = v1.train.get_global_step().assign_add(1)
+        return tf_estimator.EstimatorSpec(mode, loss=loss, train_op=train_op, training_hooks=[Runs(update)])
+
+    assert "2 towers equal one device on this model" in tf_estimator.check(make(tmp_path, 2, fn), input_fn)
+
+
 def centred(features, labels, mode, params):
     return model_fn({"x": features["x"] - tf.reduce_mean(features["x"], 0)}, labels, mode, params)
 
