@@ -140,7 +140,7 @@ class Training:
             loss=self.loss,
             # Without the first step, which also prepares the graph.
             examples_per_sec=(steps - 1) * self.graph.layout.global_batch / (self._ended - self._first_ended)
-            if steps > 1
+            if steps > 1 and self._ended > self._first_ended
             else None,
             seconds=time.perf_counter() - self._opened,
             training_secs=self._ended - self._began if steps else None,

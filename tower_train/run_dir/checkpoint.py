@@ -138,6 +138,11 @@ class Checkpoints:
             override only if it holds nothing of this network.
         """
         shapes, dtypes = _shapes_and_dtypes(path)
+        step = _reader(path).get_tensor("global_step") if shapes.get("global_step") == [] else None
+        if step not in (None, step_of(path)) and not override:
+            raise errors.RunError(
+                f"{path} holds step {step}. Give its files the name that they had, or move them away."
+            )
         others = {}
         for name, variable in self._variables.items():
             in_graph = f"{variable.dtype.base_dtype.name}{variable.shape.as_list()}"
