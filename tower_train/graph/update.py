@@ -126,8 +126,13 @@ def prepare_update(
         averages = [_create_average(variable) for variable in averaged] if average_decay else []
     shares = _shares({average.dtype.base_dtype for average in averages}, average_decay, global_step)
 
+    trained = {variable.ref() for _, variable in replica.mean_grads}
+
     def update() -> tf.Operation:
         with replica.here("update"):
+            # a layer that assigns a weight does so before the optimizer, as Keras' SpectralNormalization
+            assigned = [_move(statistic) for statistic in replica.moving if statistic.moving.ref() in trained]
+        with replica.here("update"), tf.control_dependencies(assigned):
             decayed = [
                 variable.assign_sub(tf.cast(decay, variable.dtype) * variable, read_value=False)
                 for _, decay, grads in optimizers
@@ -136,7 +141,7 @@ def prepare_update(
             ]
             with tf.control_dependencies(decayed):  # decay first, of the weights before the step, as the paper has it
                 applied = [optimizer.apply_gradients(grads) for optimizer, _, grads in optimizers]
-            moved = [_move(statistic) for statistic in replica.moving]
+            moved = [_move(statistic) for statistic in replica.moving if statistic.moving.ref() not in trained]
             done = tf.group(*applied, *moved)
         # Apart, since XLA reads all that a cluster needs before it writes.
         with replica.here("averages"), tf.control_dependencies([done]):
