@@ -7,7 +7,7 @@ trains a workload given by its import path or as a `Workload`.
 
 import importlib
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Loaded on first use, so that `python -m tower_train --help` does not wait for TensorFlow.
 _HOMES = {
