@@ -146,6 +146,14 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(damage, sa
     assert checkpoint.newest_intact(saved) == (newest, [])
 
 
+def test_a_checkpoint_that_this_user_may_not_read_is_refused_and_not_set_aside(saved, monkeypatch):
+    DAMAGES["an emptied index"](saved / "model.ckpt")  # so does one without permission look, but to root
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(errors.RunError, match=r"model\.ckpt-10\.index cannot be read: this user has no permission"):
+        checkpoint.newest_intact(saved)
+    assert jobs.saved_steps(saved) == [5, 10]
+
+
 def test_where_all_are_damaged_nothing_is_renamed_and_no_run_starts_over(saved):
     for step in (5, 10):
         flip(saved / f"model.ckpt-{step}.{DATA}", 700)

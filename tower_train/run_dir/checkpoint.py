@@ -210,10 +210,13 @@ def newest_intact(train_dir: pathlib.Path) -> tuple[str, list[str]]:
       The checkpoint's path, and a line for each checkpoint that was set aside.
 
     Raises:
-      RunError: none is intact, and nothing is renamed; or the list cannot be corrected.
+      RunError: none is intact, or one may not be read, and nothing is renamed; or the list cannot be corrected.
     """
     paths, damaged = existing(train_dir), {}
     while paths and (reason := damage(paths[-1])):
+        for file in files_of(paths[-1]):
+            if not os.access(file, os.R_OK):  # which is no damage, and nothing to set aside
+                raise errors.RunError(f"{file} cannot be read: this user has no permission to. Give it that.")
         damaged[paths.pop()] = reason
     if not paths:
         path, reason = next(iter(damaged.items()))
