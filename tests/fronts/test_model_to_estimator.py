@@ -22,9 +22,13 @@ def dataset(x, y, batch, epochs=1):
 
 def network(dropout=0.0, normalized=False):
     keras.utils.set_random_seed(3)
+    adapted = layers.Normalization()
+    adapted.adapt(X)
     return keras.Sequential(
         [
             keras.Input([5, 5, 1]),
+            adapted,
+            layers.Normalization(mean=0.1, variance=1.5),
             layers.Conv2D(4, 3, activation="tanh", kernel_regularizer="l2"),
             *([layers.BatchNormalization(momentum=0.5)] if normalized else []),
             layers.Flatten(),

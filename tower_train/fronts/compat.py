@@ -297,6 +297,21 @@ def eager_attributes(layer: keras.Layer) -> dict[str, Callable]:
     return made
 
 
+def moments_of_graph(values: Callable[[keras.Variable], tf.Tensor]) -> contextlib.AbstractContextManager:
+    """Gives Normalization layers in this thread the graph's moments for eager ones, which no graph can use.
+
+    values: an adapted layer's adapt_mean or adapt_variance -> its value in the graph.
+    """
+
+    def moment(convert, layer, weight):
+        if layer.input_mean is not None:  # given when the layer was made
+            return tf.constant(weight.numpy())
+        adapted = layer.adapt_mean if weight is layer.mean else layer.adapt_variance
+        return tf.cast(tf.reshape(values(adapted), weight.shape), weight.dtype)
+
+    return replaced_here(keras.layers.Normalization, "convert_weight", moment)
+
+
 def _table(keys, values, key_dtype, value_dtype, default):
     initializer = tf.lookup.KeyValueTensorInitializer(keys, values, key_dtype, value_dtype)
     return tf.lookup.StaticHashTable(initializer, default)

@@ -69,7 +69,7 @@ class _KerasModelFn:
             self._initial = _values(model)
         graphs = _in_graph(model.variables, self._initial)
         before = [(v, tf.identity(graphs[id(v)])) for v in model.variables]
-        with TowerScope(before) as scope:
+        with TowerScope(before) as scope, compat.moments_of_graph(lambda v: graphs[id(v)]):
             outputs = model(x, training=is_training)
         predictions = outputs if isinstance(outputs, dict) else dict(
             zip(keras_building.output_names(model, outputs), keras.tree.flatten(outputs), strict=True)
