@@ -146,6 +146,7 @@ def smaller(words, places):
         changed = {"max_steps": 1, "batch_size": 2, "epochs": None, "eval_at_end": False, "check_towers": "never"}
         is_deep = given.get("network", "").startswith("EfficientNet")  # of which a tower takes ten seconds to build
         changed |= {"num_gpus": 1 if is_deep else 2} if "num_gpus" in given else {}
+        changed |= {"image_size": 32} if "network" in given else {}
         changed |= {"log_every_steps": 1} | ({"eval_every_steps": 1} if "--keep_best" in words else {})
     elif words[0] == "cifar10.multi_gpu_train":
         changed = {"max_steps": 1, "batch_size": 2}

@@ -25,6 +25,7 @@ OF_TF1 = {f"fronts/tf1/{name}.py" for name in ("names", "views")}  # where old n
 BELOW = {  # modules under the room that touch a private name, and where that is tested
     "bench/breakdown.py": "tests/bench/test_breakdown.py",
     "graph/devices.py": "tests/gpus",
+    "graph/gradients.py": "tests/run/test_hooks.py",
     "graph/towers.py": "tests/graph",
     "graph/stream.py": "tests/graph/test_chosen_kernels.py",
     "graph/update.py": "tests/graph/test_loss_scale.py",

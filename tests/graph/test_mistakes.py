@@ -204,7 +204,7 @@ OTHERS = {  # {what: (class, fields of the workload, examples, options, words)}
     ),
     **{
         f"class_weight={text}": (CONFIG, {}, EXAMPLES, dict(class_weight=text), NO_CLASS)
-        for text in ("never:2", "3:1", "0:-1", "0:much", "0", "0:nan", "")
+        for text in ("never:2", "3:1", "0:-1", "0:much", "0", "0:nan")
     },
     "weights of unknown classes": (CONFIG, {}, with_labels(None), BALANCED, "the classes of few are not at hand"),
     "weights of classes without names": (

@@ -99,7 +99,7 @@ ESTIMATOR = """
 import numpy as np, tensorflow as tf
 
 def model_fn(features, labels, mode):
-    kept = tf.contrib.layers.dropout(tf.layers.batch_normalization(features, training=True), keep_prob=0.5)
+    kept = tf.nn.dropout(tf.layers.batch_normalization(features, training=True), keep_prob=0.5)
     loss = tf.losses.sparse_softmax_cross_entropy(labels, tf.layers.dense(kept + tf.random_uniform(tf.shape(kept)), 3))
     train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss, tf.train.get_global_step())
     return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)

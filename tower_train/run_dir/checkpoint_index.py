@@ -33,7 +33,7 @@ def _check_entry(name: str, entry: BundleEntryProto) -> None:
     count = math.prod(sizes)
     is_numeric = dtype.is_floating or dtype.is_integer or dtype.is_bool or dtype.is_complex
     num_bytes = count * dtype.size if is_numeric else entry.size
-    if not (is_numeric or dtype == tf.string) or dtype._is_ref_dtype:
+    if not (is_numeric or dtype == tf.string) or dtype != dtype.base_dtype:
         raise ValueError(f"{name} is of type {dtype.name}")
     if min(sizes, default=0) < 0 or len(sizes) > _MOST_DIMENSIONS or entry.shape.unknown_rank:
         raise ValueError(f"{name} has a shape of no tensor")
