@@ -116,7 +116,7 @@ def clusters(dumps):
 
 
 def gives_to_host(op):
-    """Whether a batch's numbers may be in the host's memory in preprocessing on a GPU, as most kernels' int32 are."""
+    """Returns whether a batch's numbers may be in the host's memory in preprocessing on a GPU, as int32 mostly is."""
     in_int32 = (each for each in (*op.inputs, *op.outputs) if each.dtype == tf.int32)
     placed = "GPU" in op.device and "/preprocess/" in op.name
     return placed and any((each.shape.num_elements() or 0) > MOST for each in in_int32)

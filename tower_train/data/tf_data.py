@@ -57,15 +57,7 @@ def examples(
     elements = make if files is None else whole
     with tf.Graph().as_default(), tf.device("/cpu:0"):
         dataset = elements()
-        if not isinstance(dataset, tf.data.Dataset):
-            raise errors.DataError(f"{name}: got {type(dataset).__name__}; make must return a tf.data.Dataset.")
-        spec = dataset.element_spec
-        if not (isinstance(spec, tuple) and len(spec) == 2):
-            raise errors.DataError(
-                f"{name}: its elements are {spec}; they must be pairs, (features, label) of one example. Put several "
-                "features into a dict or a tuple."
-            )
-        check_dense(name, spec)
+        spec = _checked_spec(name, dataset)
         if num_examples is None:
             num_examples = _count(name, dataset)
     if num_examples < 1:
@@ -81,6 +73,20 @@ def examples(
         elements=elements,
         of_worker=None if files is None else of_worker,
     )
+
+
+def _checked_spec(name: str, dataset) -> tuple:
+    """Returns the shapes and types of a dataset's elements; DataError if they are not pairs of dense tensors."""
+    if not isinstance(dataset, tf.data.Dataset):
+        raise errors.DataError(f"{name}: got {type(dataset).__name__}; make must return a tf.data.Dataset.")
+    spec = dataset.element_spec
+    if not (isinstance(spec, tuple) and len(spec) == 2):
+        raise errors.DataError(
+            f"{name}: its elements are {spec}; they must be pairs, (features, label) of one example. Put several "
+            "features into a dict or a tuple."
+        )
+    check_dense(name, spec)
+    return spec
 
 
 def _count(name: str, dataset: tf.data.Dataset) -> int:

@@ -98,15 +98,20 @@ def export(options: ExportOptions, folder: pathlib.Path, workload: Workload | No
     loads = build_isolated(save, run.dtype, valued=True)
     for name in set(names) - {main, _WEIGHTS, _LABELS}:  # of an earlier export
         (folder / name).unlink(missing_ok=True)
-    takes = "raw features" if is_raw else "features as `prepare` of the workload makes them"
-    takes += ", values 0 to 255 of images" if is_raw and built.files is not None else ""
-    gives = ("probabilities" if ends else "logits (--probabilities ends it by a softmax)") if built.class_names else ""
     written = [main, _WEIGHTS, *([_LABELS] if built.class_names else [])]
     return [
         f"Exported: {', '.join(str(folder / name) for name in written)}",
-        f"{main} takes {takes}{f', and gives {gives}' if gives else ''}; loaded again it gave what the "
-        f"run's network gives of {len(wanted[0])} examples.{loads}",
+        f"{main} {_use(built, is_raw, ends)}; loaded again it gave what the run's network gives of {len(wanted[0])} "
+        f"examples.{loads}",
     ]
+
+
+def _use(built: serving.ServingGraph, is_raw: bool, ends: bool) -> str:
+    """Returns what an exported model takes and gives, in words."""
+    takes = "raw features" if is_raw else "features as `prepare` of the workload makes them"
+    takes += ", values 0 to 255 of images" if is_raw and built.files is not None else ""
+    gives = "probabilities" if ends else "logits (--probabilities ends it by a softmax)"
+    return f"takes {takes}{f', and gives {gives}' if built.class_names else ''}"
 
 
 def _trained(run: saved_run.SavedRun, placed: devices.Devices, features) -> tuple[serving.ServingGraph, dict, dict]:

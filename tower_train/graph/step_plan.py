@@ -42,7 +42,7 @@ class StepPlan:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether XLA compiles towers and updates."""
+        """Returns whether XLA compiles towers and updates."""
         return self.config.jit_compile == "always"
 
 

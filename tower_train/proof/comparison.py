@@ -102,7 +102,7 @@ class Verdict:
 
     @property
     def is_noise(self) -> bool:
-        """Whether roundings explain differences so large that nothing can be told."""
+        """Returns whether roundings explain differences so large that nothing can be told."""
         return not self.excess and self.gap.of_largest > MOST_NOISE
 
 

@@ -160,22 +160,11 @@ def compare_towers(workload: Workload, examples: Examples, config: Config, graph
     dtypes = dict.fromkeys(["float64", "float32", config.dtype][len(refusals) :])
     # Some programs cannot take one example, as one with tf.squeeze.
     for (several, one), dtype in itertools.product(sizes, dtypes):
+        several, one = (dataclasses.replace(options, dtype=dtype) for options in (several, one))
         try:
             with ProgressBar(_columns, total=2 + 3 * steps) as bar:
-                trials = []
-                for small in (one, several):
-                    trials.append(Trial(workload, examples, dataclasses.replace(small, dtype=dtype), bar))
-                    _announce(several, time.perf_counter() - began, trials)
-                compiled = None
-                if several.jit_compile == "always":
-                    options = dataclasses.replace(one, dtype=dtype, jit_compile="always")
-                    compiled = functools.partial(Trial, workload, examples, options, bar)
-                outcome = _compared(*trials, steps, normalizes, one.accumulate_steps, compiled)
-                if config.batch_norm == "tower" and normalizes and not outcome.differs:
-                    small = dataclasses.replace(several, dtype=dtype, batch_norm="tower")
-                    alone, by_tower = trials[0], Trial(workload, examples, small, bar)
-                    found = gaps(alone.train(steps), by_tower.train(steps), alone.weights)
-                    outcome = dataclasses.replace(outcome, by_tower=max(found, key=lambda gap: gap.of_largest))
+                make = lambda options, bar=bar: Trial(workload, examples, options, bar)  # noqa: E731
+                outcome = _tried(make, several, one, steps, normalizes, config.batch_norm, began)
             break
         except Exception as error:  # whatever the network raises for small batches, or TensorFlow in another dtype
             refusals.append(error)
@@ -272,6 +261,31 @@ def _at_hand(examples: Examples, count: int) -> Examples:
         return tf.nest.map_structure(lambda value: tf.gather(tf.constant(value), indices % length), values)
 
     return dataclasses.replace(examples, elements=None, of_worker=None, open=lambda: fetch)
+
+
+def _tried(
+    make: Callable[[Config], Trial],
+    several: Config,
+    one: Config,
+    steps: int,
+    normalizes: bool,
+    batch_norm: str,
+    began: float,
+) -> Outcome:
+    """Does the steps with one tower and with several, and compares them; says before how long it will take."""
+    trials = []
+    for options in (one, several):
+        trials.append(make(options))
+        _announce(several, time.perf_counter() - began, trials)
+    compiled = None
+    if several.jit_compile == "always":
+        compiled = functools.partial(make, dataclasses.replace(one, jit_compile="always"))
+    outcome = _compared(*trials, steps, normalizes, one.accumulate_steps, compiled)
+    if batch_norm == "tower" and normalizes and not outcome.differs:
+        alone, by_tower = trials[0], make(dataclasses.replace(several, batch_norm="tower"))
+        found = gaps(alone.train(steps), by_tower.train(steps), alone.weights)
+        outcome = dataclasses.replace(outcome, by_tower=max(found, key=lambda gap: gap.of_largest))
+    return outcome
 
 
 def _compared(

@@ -39,7 +39,7 @@ class Plan:
 
     @property
     def is_new(self) -> bool:
-        """Whether the network has not trained yet with as many towers in the same mode."""
+        """Returns whether the network has not trained yet with as many towers in the same mode."""
         options = self.before.get("config", {})
         workers = len((options.get("worker_hosts") or "").split(","))
         batches = len(self.before.get("devices", ())) * options.get("accumulate_steps", 1) * workers

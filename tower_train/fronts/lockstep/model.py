@@ -113,7 +113,7 @@ class TowerModel(keras.Model):
 
     @property
     def _is_compiled(self) -> bool:
-        """Whether towers' passes are compiled by XLA: as Keras would compile the template's step."""
+        """Returns whether towers' passes are compiled by XLA: as Keras would compile the template's step."""
         return bool(getattr(self.template, "jit_compile", False))
 
     def compile_as_template(self) -> None:

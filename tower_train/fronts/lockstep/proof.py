@@ -1,6 +1,7 @@
 """Shows on a few examples that the towers of a Keras model train what one device trains."""
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import time
@@ -97,9 +98,7 @@ def compare_steps(
     # An optimizer that accumulates gradients updates once in so many steps.
     steps = max(STEPS, *(each.gradient_accumulation_steps or 1 for each in inner), 1)
 
-    def compared(dtype: str) -> str:
-        return _compared(towers, alone, rows, steps, variables, count, batch_norm, dtype, adds_losses)
-
+    compared = _Comparison(towers, alone, rows, steps, variables, count, batch_norm, adds_losses).line
     with _traced_anew(alone):
         try:
             with compat.in_float64(variables), floatx("float64"):
@@ -124,60 +123,74 @@ def _refuse_less_exact(grads: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> 
             raise TypeError(f"{least.op.type} ({line_of(least.op)}) computes in {least.dtype.name}")
 
 
-def _compared(
-    towers: Callable, alone: keras.Model, rows: Sequence, steps: int, variables: Sequence[keras.Variable], count: int,
-    batch_norm: str, dtype: str, adds_losses: bool,
-) -> str:  # fmt: skip
-    """Does the steps and compares the variables, which have their values of before then; returns a line for people."""
-    before, weights = [v.numpy() for v in variables], {id(variable) for variable in alone.trainable_variables}
-    metrics = {id(variable) for variable in alone.metrics_variables}
-    names = {i: variables[i].path for i in range(len(variables)) if id(variables[i]) not in metrics}
-    trained = [i for i in names if id(variables[i]) in weights]
-    size = f"{steps} steps of {parts.batch_size(rows[0])} examples, {dtype}"
-    rounding = epsilon(np.dtype(tf.as_dtype(dtype).as_numpy_dtype))
+@dataclasses.dataclass(frozen=True)
+class _Comparison:
+    """The steps of a model's towers and of one device, which begin with the variables' present values."""
 
-    def training(model: keras.Model) -> comparison.Training:
-        def train(seed: int | None) -> list[Values]:
-            for i, value in enumerate(before):
-                variables[i].assign(value if seed is None or i not in trained else rounded(value, rounding, seed))
-            after = []
-            for _, batch in zip(range(steps), itertools.cycle(rows), strict=False):
-                with Updates() as updates:  # when the step is traced
-                    compat.train_on(model, batch)
-                if model is alone and dtype == "float64":
-                    _refuse_less_exact([grad for _, pairs in updates for grad, _ in pairs])
-                seen = {i: variables[i].numpy() for i in names}
-                is_moved = not all(comparison.is_scaled(before[i], seen[i]) for i in trained)
-                after.append(Values({name: seen[i] for i, name in names.items()}, is_moved=is_moved))
-            return after
+    towers: Callable[[int, str], keras.Model]
+    alone: keras.Model
+    rows: Sequence  # the batches
+    steps: int
+    variables: Sequence[keras.Variable]  # of the model, its optimizers and metrics
+    count: int
+    batch_norm: str
+    adds_losses: bool
 
-        return train
+    def line(self, dtype: str) -> str:
+        """Does the steps in a dtype, compares, and puts the variables back; returns a line for people."""
+        before = [v.numpy() for v in self.variables]
+        rounding = epsilon(np.dtype(tf.as_dtype(dtype).as_numpy_dtype))
+        size = f"{self.steps} steps of {parts.batch_size(self.rows[0])} examples, {dtype}"
 
-    def against(how: str) -> comparison.Verdict:
-        one = training(alone)
-        return comparison.compare(one, training(towers(count, how)), [names[i] for i in trained], rounding)
+        def reset() -> None:
+            for variable, value in zip(self.variables, before, strict=True):
+                variable.assign(value)
 
-    def reset() -> None:
-        for variable, value in zip(variables, before, strict=True):
-            variable.assign(value)
+        def layers_of() -> tuple[Seen | None, set]:
+            several = functools.partial(self.towers(self.count, "global").train_around, self.rows[0])
+            return compare_layers(lambda: self.alone.train_step(self.rows[0]), several, rounding**0.6, reset)
 
-    def layers_of(how: str) -> tuple[Seen | None, set]:
-        several = functools.partial(towers(count, how).train_around, rows[0])
-        return compare_layers(lambda: alone.train_step(rows[0]), several, rounding**0.6, reset)
+        try:
+            if self.adds_losses:
+                self.towers(1, "global").summed.keys.update(layers_of()[1])  # of all that `towers` makes
+            verdict, by_tower = self._verdict(self.batch_norm, dtype, before, rounding), None
+            if self.batch_norm == "tower" and verdict.excess:  # by design, if there is batch normalisation
+                by_tower, verdict = verdict.excess[0], self._verdict("global", dtype, before, rounding)
+            begins = None
+            if verdict.excess:
+                with contextlib.suppress(Exception):  # of a step that cannot be looked into: the variable is known
+                    begins, _ = layers_of()
+            return comparison.line_of_model(verdict, self.count, size, by_tower, begins)
+        finally:
+            reset()
 
-    try:
-        if adds_losses:
-            towers(1, "global").summed.keys.update(layers_of("global")[1])  # of all that `towers` makes
-        verdict, by_tower = against(batch_norm), None
-        if batch_norm == "tower" and verdict.excess:  # by design, if there is batch normalisation
-            by_tower, verdict = verdict.excess[0], against("global")
-        begins = None
-        if verdict.excess:
-            with contextlib.suppress(Exception):  # of a step that cannot be looked into, the variable is what is known
-                begins, _ = layers_of("global")
-        return comparison.line_of_model(verdict, count, size, by_tower, begins)
-    finally:
-        reset()
+    def _verdict(self, how: str, dtype: str, before: Sequence[np.ndarray], rounding: float) -> comparison.Verdict:
+        """Compares towers that normalise so with one device, from values and roundings of these."""
+        weights = {id(variable) for variable in self.alone.trainable_variables}
+        metrics = {id(variable) for variable in self.alone.metrics_variables}
+        names = {i: v.path for i, v in enumerate(self.variables) if id(v) not in metrics}
+        trained = [i for i in names if id(self.variables[i]) in weights]
+
+        def training(model: keras.Model) -> comparison.Training:
+            def train(seed: int | None) -> list[Values]:
+                for i, value in enumerate(before):
+                    is_rounded = seed is not None and i in trained
+                    self.variables[i].assign(rounded(value, rounding, seed) if is_rounded else value)
+                after = []
+                for _, batch in zip(range(self.steps), itertools.cycle(self.rows), strict=False):
+                    with Updates() as updates:  # when the step is traced
+                        compat.train_on(model, batch)
+                    if model is self.alone and dtype == "float64":
+                        _refuse_less_exact([grad for _, pairs in updates for grad, _ in pairs])
+                    seen = {i: self.variables[i].numpy() for i in names}
+                    is_moved = not all(comparison.is_scaled(before[i], seen[i]) for i in trained)
+                    after.append(Values({name: seen[i] for i, name in names.items()}, is_moved=is_moved))
+                return after
+
+            return train
+
+        several = self.towers(self.count, how)
+        return comparison.compare(training(self.alone), training(several), [names[i] for i in trained], rounding)
 
 
 def first_batches(data: Sequence, count: int) -> list:

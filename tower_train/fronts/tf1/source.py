@@ -31,7 +31,7 @@ class Source:
 
     @property
     def is_of_keras_3(self) -> bool:
-        """Whether this is a program of Keras without sessions."""
+        """Returns whether this is a program of Keras without sessions."""
         parts = {part for name, _ in self.uses for part in name.split(".")}
         return (
             "keras" in parts and "keras" in {name.partition(".")[0] for name, _ in self.uses} and not _OF_GRAPHS & parts
