@@ -265,11 +265,13 @@ class WorkerMembership(Membership):
             place = tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name="start", container="board")
             write = tf.raw_ops.AssignVariableOp(resource=place, value=start_id)
             read = tf.raw_ops.ReadVariableOp(resource=place, dtype=tf.string)
-            v1.Session(self.target, config=config).run(write)
+            with v1.Session(self.target, config=config) as session:
+                session.run(write)
             try:
                 # The 0 is for TensorFlow, which takes this process's own address, as it is written, for this process.
                 name, _, port = host.rpartition(":")
-                found = v1.Session(f"grpc://{name}:0{port}", config=config).run(read).decode()
+                with v1.Session(f"grpc://{name}:0{port}", config=config) as session:
+                    found = session.run(read).decode()
             except tf.errors.OpError:
                 why = reason_unreached(host, timeout_ms / 1000) or "what answers there is no worker"
                 text = f"{self.task.name(index)} is not reached at its address, not even from here: {why}."
