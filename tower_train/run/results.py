@@ -74,9 +74,8 @@ def write(
     try:
         run_dir.check_held()
         before = run_dir.read(directory.RESULT)
-        steps = {
-            name: before.get(name, {}).get("step", 0) for name in evaluations
-        }  # a made up one may be of an earlier
+        # An evaluation that was made up for may be of an earlier step than that in the file.
+        steps = {name: before.get(name, {}).get("step", 0) for name in evaluations}
         changed = {
             name: each.as_dict() for name, each in evaluations.items() if not each.step < steps[name] <= result.step
         }
