@@ -46,7 +46,7 @@ def test_towers_that_train_what_keras_trains_are_shown_to(layer):
     model = parallel(keras.layers.Dense(8, "relu"), layer)
     before = model.template.get_weights()
     line = model.check(X, Y)
-    assert line.startswith("2 towers equal one device on this model to ") and " examples, float64" in line
+    assert line.startswith("towers:   2 equal 1 on this network to ") and " examples, float64" in line
     assert all((one == other).all() for one, other in zip(before, model.template.get_weights(), strict=True))
 
 
@@ -104,8 +104,8 @@ def test_batch_normalisation_by_tower_is_not_said_to_be_one_device():
     model = parallel(*layers, batch_norm="tower")
     model.fit(X, Y, batch_size=16, verbose=0)  # so that the check may not use the functions that it traced
     assert re.match(
-        r"\*\*\* 2 towers are not one device with batch_norm='tower': \S+ differs by \de-0\d on this model, and by "
-        r"\de-1\d with batch_norm='global'",
+        r"\*\*\* towers: 2 are not 1 with batch_norm=tower: \S+ differs by \de-0\d on this network, and by "
+        r"\de-1\d with batch_norm=global",
         model.check(X, Y),
     )
 
@@ -129,11 +129,11 @@ class Batches(keras.utils.PyDataset):
     ids=["tf.data", "PyDataset", "generator", "sparse"],
 )
 def test_takes_what_fit_takes(data):
-    assert "equal one device" in parallel().check(*data())
+    assert "2 equal 1 on this network" in parallel().check(*data())
 
 
 def test_what_differs_is_refused():
-    with pytest.raises(errors.GraphError, match="differ from one device"):
+    with pytest.raises(errors.GraphError, match="2 towers differ from 1 on this network"):
         parallel(keras.layers.BatchNormalization(trainable=False), Centered()).check(X, Y, WEIGHTS)
 
 
@@ -147,7 +147,7 @@ def test_a_first_fit_compares_and_then_trains_as_if_it_had_not(compared, capsys)
 
     weights, drawn, said = fitted()
     expected, drawn_without, _ = fitted(check_towers="never")
-    assert "2 towers equal one device on this model to " in said.splitlines()[-1]
+    assert "2 equal 1 on this network to " in said.splitlines()[-1]
     assert drawn == drawn_without
     assert all((one == other).all() for one, other in zip(weights, expected, strict=True))
 
@@ -192,7 +192,7 @@ def test_a_first_fit_of_towers_that_differ_names_the_layer_unless_it_compares_no
 def test_steps_of_an_optimizer_that_accumulates_gradients_are_compared():
     model = parallel(keras.layers.Dense(8))
     model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=3), "mse")
-    assert "equal one device on this model to" in model.check(X, X[:, :3])
+    assert "2 equal 1 on this network to" in model.check(X, X[:, :3])
 
 
 def test_a_step_with_optimizers_of_its_own_is_left_as_it_was():
@@ -203,7 +203,7 @@ def test_a_step_with_optimizers_of_its_own_is_left_as_it_was():
     parallel.fit(**data, verbose=0)
     variables = [*model.optimizer.variables, *model.probe_optimizer.variables, *model.variables]
     before = [variable.numpy() for variable in variables]
-    assert parallel.check(**data).startswith("2 towers equal one device on this model to ")
+    assert parallel.check(**data).startswith("towers:   2 equal 1 on this network to ")
     after = [variable.numpy() for variable in variables]
     assert len(before) > 20 and all((one == other).all() for one, other in zip(before, after, strict=True))
 
@@ -227,7 +227,7 @@ def test_a_plain_model_in_another_thread_computes_as_always():
     thread = threading.Thread(target=compute)
     thread.start()
     try:
-        assert "equal one device" in model.check(X, Y)
+        assert "2 equal 1 on this network" in model.check(X, Y)
         model.fit(X, Y, batch_size=8, verbose=0)
     finally:
         done.set()

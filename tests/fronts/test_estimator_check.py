@@ -50,7 +50,7 @@ def test_what_passes_leaves_no_trace(tmp_path, layer, towers):
     assert estimator.train(input_fn, steps=1).get_variable_value("global_step") == 1
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     line = tf_estimator.check(estimator, shuffled)
-    found = re.fullmatch(rf"{towers} towers equal one device on this model to (\S+) \(2 steps of .* float32\)", line)
+    found = re.fullmatch(rf"towers:   {towers} equal 1 on this network to (\S+) \(2 steps of .* float32\)", line)
     assert float(found[1]) < 1e-6, line  # v1.losses divides in float32
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
@@ -72,7 +72,7 @@ def test_updates_by_hooks_are_compared(tmp_path):
         train_op = v1.train.get_global_step().assign_add(1)
         return tf_estimator.EstimatorSpec(mode, loss=loss, train_op=train_op, training_hooks=[Runs(update)])
 
-    assert "2 towers equal one device on this model" in tf_estimator.check(make(tmp_path, 2, fn), input_fn)
+    assert "2 equal 1 on this network" in tf_estimator.check(make(tmp_path, 2, fn), input_fn)
 
 
 def centred(features, labels, mode, params):
@@ -90,16 +90,16 @@ def test_a_first_training_compares_and_then_trains_as_if_it_had_not(tmp_path, co
     towers = make(tmp_path / "2", 2)
     for _ in range(2):
         towers.train(input_fn, steps=2)
-    assert capsys.readouterr().out.count("2 towers equal one device on this model to ") == 1
+    assert capsys.readouterr().out.count("2 equal 1 on this network to ") == 1
     plain = make(tmp_path / "never", 2, check_towers="never").train(input_fn, steps=2).train(input_fn, steps=2)
     assert (weights_of(towers) == weights_of(plain)).all()
-    with pytest.raises(errors.GraphError, match=r"differ from one device.*\(check_towers='never'"):
+    with pytest.raises(errors.GraphError, match=r"differ from 1 on.*\(check_towers='never'"):
         make(tmp_path / "centred", 2, centred).train(input_fn, steps=1)
 
 
 @pytest.mark.parametrize("fn", [centred, summed])
 def test_what_is_not_a_mean_over_examples_is_found(tmp_path, fn):
-    with pytest.raises(errors.GraphError, match=r"^2 towers differ from one device on this model: \S+ by "):
+    with pytest.raises(errors.GraphError, match=r"^2 towers differ from 1 on this network: \S+ by "):
         tf_estimator.check(make(tmp_path, 2, fn), input_fn)
 
 

@@ -68,7 +68,7 @@ def test_workers_train_as_one_machine_go_on_and_name_one_that_dies_while_an_eval
         found = [printed(started[kind]) for kind in ("chief", "worker")]
         started["chief"].wait_until(lambda: "hangs" in started["worker"].output())
         assert "Nothing to train: max_steps=9 are done" in started["worker"].output()
-        equal = "towers equal one device on this model to "  # each worker compares, the chief says so
+        equal = "equal 1 on this network to "  # each worker compares, the chief says so
         assert [started[kind].output().count(equal) for kind in ("chief", "worker")] == [1, 0]
         started["worker"].process.send_signal(signal.SIGKILL)
         assert started["chief"].process.wait(jobs.WAIT_SECS) == 138, started["chief"].output()

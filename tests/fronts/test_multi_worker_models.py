@@ -59,7 +59,7 @@ def test_calls_for_one_batch_begin_with_the_chiefs_weights_and_do_what_numpy_doe
     np.testing.assert_allclose(chief["weights"], chief["expected"], rtol=0, atol=ROUNDING)
     assert chief["losses"][0] == pytest.approx(chief["losses"][1], abs=ROUNDING)
     assert other["weights"] == chief["weights"]
-    assert all(each["checked"].startswith("4 towers equal one device on this model to ") for each in (chief, other))
+    assert all(each["checked"].startswith("towers:   4 equal 1 on this network to ") for each in (chief, other))
 
 
 def test_the_chief_alone_writes_and_prints(reports, outputs):

@@ -246,8 +246,8 @@ def test_draws_of_tensorflow_are_by_example_and_the_check_finds_others():
         np.testing.assert_allclose(one, three, rtol=0, atol=1e-6)
     features = np.ones([16, 4], "float32")
     for draw, data, found in (
-        (tf.random.normal, (features,), "equal one device"),
-        (tf.random.normal, (features, None), "equal one device"),
+        (tf.random.normal, (features,), "equal 1 on this network"),
+        (tf.random.normal, (features, None), "equal 1 on this network"),
         (lambda shape: tf.random.gamma(shape, 1.0), (features,), "random numbers by tower"),
     ):
         keras.utils.set_random_seed(1)

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from tower_train import errors
-from tower_train.proof.comparison import Values, compare, is_scaled, line_of_model
+from tower_train.proof.comparison import Values, compare, is_scaled
+from tower_train.proof.first import line_of_model
 
-ONE, EQUAL = np.ones(3), "2 towers equal one device on this model to "
+ONE, EQUAL = np.ones(3), "towers:   2 equal 1 on this network to "
 
 
 @pytest.mark.parametrize(
@@ -15,7 +16,7 @@ ONE, EQUAL = np.ones(3), "2 towers equal one device on this model to "
         (1, 1 + 1e-15, [], f"{EQUAL}1e-15 (2 steps)"),
         (1, 1.0001, [1, 1.00001], f"{EQUAL}1e-04 (2 steps)"),
         (1, 1.001, [1, 1, 1.0002], f"{EQUAL}1e-03 (2 steps)"),
-        (1, 3, [1.1], "*** 2 towers differ from one device by 2e+00, as one device does once its weights are rounded"),
+        (1, 3, [1.1], "*** towers: several differ from one by 2e+00, as one does once its weights are rounded"),
         (1, 1.01, [1.00001], ""),
         (1, 1.01, [1, 1, 1.001], ""),  # further from the weights, less is explained
         (1, np.nan, [1.00001], ""),
@@ -34,7 +35,7 @@ def test_a_difference_is_told_if_rounding_explains_it_and_else_refused(one, seve
     if line:
         assert line_of_model(verdict, 2, "2 steps").startswith(line)
     else:
-        with pytest.raises(errors.GraphError, match="differ from one device on this model: w "):
+        with pytest.raises(errors.GraphError, match="differ from 1 on this network: w "):
             line_of_model(verdict, 2, "2 steps")
 
 

@@ -15,7 +15,7 @@ from toy_workload import network as plain
 
 import cifar10
 from tower_train import Config, Workload, errors, layers
-from tower_train.proof import towers
+from tower_train.proof import first, towers
 from tower_train.workload import DataRequest
 from tower_train.workloads import image_folder
 
@@ -94,7 +94,7 @@ def test_batches_that_are_normalised_in_turn_are_compared_with_as_many_of_one_to
 def test_towers_that_normalise_by_themselves_are_not_said_to_equal_one():
     outcome = compared(normalized, batch_norm="tower")
     assert re.match(
-        r"\*\*\* towers: 2 are not 1 with --batch_norm=tower: .* differs by \de-0[123] on .* by \de-1\d with ",
+        r"\*\*\* towers: 2 are not 1 with batch_norm=tower: .* differs by \de-0[123] on .* by \de-1\d with ",
         outcome.line,
     )
     assert outcome.record["by_tower"]["relative"] > 1e-4 and json.dumps(outcome.record)
@@ -110,7 +110,7 @@ def pooled(features, training):
 
 
 def test_an_operation_without_a_kernel_for_float64_is_compared_in_float32(capsys, monkeypatch):
-    monkeypatch.setattr(towers, "_LONG_SECS", 0)
+    monkeypatch.setattr(first, "_LONG_SECS", 0)
     outcome = compared(pooled)
     assert outcome.dtype == "float32" and ". In float64: No OpKernel was registered to support" in outcome.line
     assert "comparing 2 with 1, for about" in capsys.readouterr().out
@@ -132,8 +132,8 @@ def test_heavy_steps_are_fewer_and_smaller(monkeypatch):
 
 
 @pytest.mark.parametrize(("change", "why"), [
-    (lambda logits: 0 * logits, "every gradient of the loss is 0 (3 steps of 8 examples)"),
-    (lambda logits: logits + tf.sqrt(0 * logits), "the loss is not finite, or its gradients (3 steps of 8 examples)"),
+    (lambda logits: 0 * logits, "every gradient of the loss is 0 (3 steps of 8 examples, float64; "),
+    (lambda logits: logits + tf.sqrt(0 * logits), "the loss is not finite, or its gradients (3 steps of 8 examples, float64; "),
 ])  # fmt: skip
 def test_what_shows_nothing_is_said_so(change, why):
     outcome = compared(plain, lambda logits, labels: tf.reduce_mean(change(logits)))

@@ -567,10 +567,11 @@ def compiled(model: keras.Model) -> list:
 
 @contextlib.contextmanager
 def in_float64(variables: Iterable[keras.Variable]) -> Iterator[None]:
-    """Lets variables have their values, and all layers and losses compute, in float64 within this block; after it the
-    variables have their values of before."""
+    """Makes float64 the default, and lets variables have their values, and all layers and losses compute, in it within
+    this block; after it the variables have their values of before."""
     dtype = {"compute_dtype": "float64", "variable_dtype": "float64", "dtype_policy": keras.DTypePolicy("float64")}
     with contextlib.ExitStack() as stack:
+        stack.enter_context(floatx("float64"))
         for name, value in dtype.items():
             stack.enter_context(replaced_here(keras.Layer, name, lambda _, layer, value=value: value))
         stack.enter_context(replaced_here(keras.losses.Loss, "dtype", lambda _, loss: "float64"))

@@ -5,11 +5,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 import numpy as np
 
-from tower_train import errors
 from tower_train.proof.rounding import MOST_NOISE, SEEDS, distance, explained, few_roundings, largest
 
 LOSS, GRADIENT = "the loss", "the gradient of "
-STEPS, EACH = 2, 4  # of a comparison of Keras models and Estimators; examples of a tower
 _NEGLIGIBLE = 1e-3  # a variable counts as at least this share of the largest weight
 
 Arrays = Mapping[str, np.ndarray]
@@ -98,12 +96,26 @@ class Verdict:
 
     gap: Gap  # the relatively largest difference
     excess: Sequence[Gap] = ()  # the differences that are more than rounding, of the earliest step
-    nothing: str = ""  # why there is nothing to compare
+    undecided: str = ""  # why nothing can be told
+    by_tower: Gap | None = None  # the largest difference with batch_norm="tower", if the towers train so
 
     @property
-    def is_noise(self) -> bool:
-        """Returns whether roundings explain differences so large that nothing can be told."""
-        return not self.excess and self.gap.of_largest > MOST_NOISE
+    def differs(self) -> str:
+        """What differs by how much: the first excess, and the loss."""
+        loss = [gap for gap in self.excess[1:] if gap.name == LOSS]
+        return f"{' and '.join(map(str, [self.excess[0], *loss]))} in step {self.excess[0].step}" if self.excess else ""
+
+    def line(self, count: int, about: str, one: str = "1") -> str:
+        """Returns the line for people if nothing differs. about: what was compared, "2 steps of 8 examples"."""
+        if self.undecided:
+            return f"*** towers: {self.undecided} ({about})"
+        apart = f"{self.gap.of_largest:.0e}"
+        if self.by_tower:
+            return (
+                f"*** towers: {count} are not 1 with batch_norm=tower: {self.by_tower.name} differs by "
+                f"{self.by_tower.of_largest:.0e} on this network, and by {apart} with batch_norm=global ({about})"
+            )
+        return f"towers:   {count} equal {one} on this network to {apart} ({about})"
 
 
 def gaps(one: Iterable[Values], other: Iterable[Values], weights: Collection[str], first: int = 1) -> list[Gap]:
@@ -112,13 +124,16 @@ def gaps(one: Iterable[Values], other: Iterable[Values], weights: Collection[str
     return [gap for step, (values, others) in steps for gap in gaps_after(step, values, others, weights)]
 
 
-def compare(one: Training, several: Training, weights: Collection[str], rounding: float) -> Verdict:
+def compare(
+    one: Training, several: Training, weights: Collection[str], rounding: float, by_tower: Training | None = None
+) -> Verdict:
     """Compares a training of several towers with that of one.
 
     Args:
       one, several: they begin with the same values.
       weights: the names of the variables that are trained.
       rounding: of the arithmetic on the way from the weights to the loss.
+      by_tower: as `several`, whose batches are normalised by tower, if they train so.
     """
     are_finite, are_moved = [], []
 
@@ -131,7 +146,7 @@ def compare(one: Training, several: Training, weights: Collection[str], rounding
     found = gaps(noting(one(None)), several(None), weights)
     gap = max(found, key=lambda each: each.of_largest)
     if not are_finite[0]:
-        return Verdict(gap, nothing="the loss is not finite, or its gradients")
+        return Verdict(gap, undecided="nothing to compare: the loss is not finite, or its gradients")
     excess = beyond(found, rounding)
     if excess and not beyond(gaps(one(None), one(None), weights), rounding):  # else it draws anew each time
         noise: dict[tuple[str, int], float] = {}
@@ -143,41 +158,16 @@ def compare(one: Training, several: Training, weights: Collection[str], rounding
                 break
     if excess:
         return Verdict(gap, earliest(excess, weights))
-    return Verdict(gap, nothing="" if any(are_moved) else "every gradient of the loss is 0")
-
-
-def line_of_model(
-    verdict: Verdict, count: int, size: str, by_tower: Gap | None = None, begins: object | None = None
-) -> str:
-    """Returns the line for people about a Keras model or an Estimator; GraphError if its towers differ.
-
-    Args:
-      count: of the towers.
-      size: of the trainings: "2 steps of 8 examples".
-      by_tower: the relatively largest difference with batch_norm="tower", if that is how it trains.
-      begins: what computes otherwise in towers first, if that is known.
-    """
-    if verdict.excess:
-        where = f"It begins at {begins}. That is" if begins else "A layer or a loss is"
-        raise errors.GraphError(
-            f"{count} towers differ from one device on this model: {verdict.excess[0]} in step "
-            f"{verdict.excess[0].step} ({size}). {where} computed over the examples of a batch, of which a tower has a "
-            "part only, or with random numbers by tower, or gradients are clipped before they are averaged."
+    if not any(are_moved):
+        return Verdict(gap, undecided="nothing to compare: every gradient of the loss is 0")
+    if gap.of_largest > MOST_NOISE:
+        why = (
+            f"several differ from one by {gap.of_largest:.0e}, as one does once its weights are rounded: this network "
+            "magnifies roundings so much that nothing can be told"
         )
-    if verdict.nothing:
-        return f"*** towers: nothing to compare: {verdict.nothing} ({size})"
-    apart = f"{verdict.gap.of_largest:.0e}"
-    if verdict.is_noise:
-        return (
-            f"*** {count} towers differ from one device by {apart}, as one device does once its weights are rounded: "
-            "this model magnifies roundings so much that nothing can be told"
-        )
-    if by_tower:
-        return (
-            f"*** {count} towers are not one device with batch_norm='tower': {by_tower.name} differs by "
-            f"{by_tower.of_largest:.0e} on this model, and by {apart} with batch_norm='global' ({size})"
-        )
-    return f"{count} towers equal one device on this model to {apart} ({size})"
+        return Verdict(gap, undecided=why)
+    apart = beyond(gaps(one(None), by_tower(None), weights), rounding) if by_tower else []
+    return Verdict(gap, by_tower=max(apart, key=lambda each: each.of_largest, default=None))
 
 
 def is_scaled(before: np.ndarray, after: np.ndarray) -> bool:

@@ -8,7 +8,6 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train.config import Config
-from tower_train.console import ProgressBar
 from tower_train.examples import Examples
 from tower_train.graph import devices, session
 from tower_train.graph.step_plan import plan_step
@@ -31,9 +30,7 @@ class Trial:
       fetches: the loss, the gradients, all variables after the update, and whether tower 0's gradients move them.
     """
 
-    def __init__(self, workload: Workload, examples: Examples, config: Config, bar: ProgressBar):
-        """Builds the graph. bar: advances with it and with each step."""
-        self.bar = bar
+    def __init__(self, workload: Workload, examples: Examples, config: Config):
         placed = devices.place(config, gpus_here=[])
         self.built = build_step(plan_step(workload, examples, config, placed))
         self.towers = self.built.layout.num_towers
@@ -52,7 +49,6 @@ class Trial:
             values = [each.values if isinstance(each, tf.IndexedSlices) else each for each in compared.of_loss]
             moves = [tf.reduce_any(tf.not_equal(value, 0)) for value in values if value is not None]
         self.fetches = {LOSS: self.built.report.loss}, gradients, after, moves
-        bar.update(advance=1)
 
     @contextlib.contextmanager
     def session(self, values: Arrays | None = None) -> Iterator[v1.Session]:
@@ -66,7 +62,6 @@ class Trial:
         with self.session(values) as opened:
             for _ in range(steps):
                 losses, gradients, variables, moves = opened.run(self.fetches)
-                self.bar.update(advance=1)
                 yield Values(variables, losses, gradients, any(moves))
 
     def initial_weights(self) -> dict[str, np.ndarray]:

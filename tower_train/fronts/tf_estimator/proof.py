@@ -16,13 +16,14 @@ from tower_train.fronts import compat
 from tower_train.fronts.tf_estimator import inputs, library
 from tower_train.fronts.tf_estimator.training import NonFiniteLossError
 from tower_train.graph.devices import HOST
-from tower_train.proof import comparison
-from tower_train.proof.comparison import EACH, STEPS, Values
+from tower_train.proof import first
+from tower_train.proof.comparison import Training, Values, compare, is_scaled
+from tower_train.proof.first import EACH, STEPS
 from tower_train.proof.rounding import epsilon, least_exact, rounded
 from tower_train.proof.trial import assign
 
 v1 = tf.compat.v1
-_MOST_TOWERS, _LONG_SECS = 4, 10  # of the comparison before a first training: more towers would show nothing else
+_HOW_NOT = "RunConfig(check_towers='never')"
 
 
 def check(estimator, input_fn: Callable) -> str:
@@ -48,20 +49,12 @@ def check(estimator, input_fn: Callable) -> str:
 def compare_first(estimator, input_fn: Callable) -> None:
     """As `check`, before the first training, of at most four towers; prints the line, of several workers the chief. A
     comparison that cannot be is none."""
-    devices = _devices(estimator)[:_MOST_TOWERS]
+    devices = _devices(estimator)[: first.MOST_TOWERS]
     if len(devices) == 1 or estimator.config.check_towers == "never":
         return
     say = console.say if estimator.config.is_chief else lambda line: None
     with compat.random_states_kept():
-        try:
-            line = _compared(estimator, input_fn, devices, say, is_first=True)
-        except errors.GraphError as error:
-            raise errors.GraphError(
-                f"{error} Change that, or train all the same with RunConfig(check_towers='never')."
-            ) from None
-        except Exception as error:  # whatever a model_fn raises of few examples; the training raises what it does
-            line = f"*** towers: not compared with one device, as that fails: {errors.reason(error)}"
-    say(line)
+        say(first.before_training(lambda: _compared(estimator, input_fn, devices, say, is_first=True), _HOW_NOT))
 
 
 def _devices(estimator) -> tuple[str, ...]:
@@ -75,22 +68,11 @@ def _compared(
     """Compares in float64 if model_fn can be computed so, else in its own dtypes; returns a line for people."""
     with tempfile.TemporaryDirectory() as folder:
         examples = os.path.join(folder, "examples")
-        there, needed = _save_examples(estimator, input_fn, examples, STEPS * EACH * len(devices)), STEPS * len(devices)
-        if there < needed:
-            raise errors.ConfigError(
-                f"check: there are fewer than {needed} examples, one for each of {len(devices)} towers in {STEPS} "
-                "steps."
-            )
-        each = min(EACH, there // needed)
-        compared = functools.partial(_compared_in, folder, estimator, devices, each, say, is_first)
-        try:
-            with compat.floatx("float64"):
-                return compared("float64")
-        except errors.UserError:
-            raise
-        except Exception as error:  # whatever a model_fn raises that mixes dtypes
-            reason = errors.reason(error)
-        return f"{compared(None)}. In float64: {reason}"
+        each = first.examples_of_tower(
+            _save_examples(estimator, input_fn, examples, STEPS * EACH * len(devices)), len(devices)
+        )
+        compare_in = functools.partial(_compared_in, folder, estimator, devices, each, say, is_first)
+        return first.in_float64(compare_in, compat.floatx("float64"), None)
 
 
 def _compared_in(
@@ -131,28 +113,20 @@ def _compared_in(
     except NonFiniteLossError:
         size = f"{STEPS} steps of {each * count} examples"
         return f"*** towers: nothing to compare: the loss is not finite, or its gradients ({size})"
-    secs = (time.monotonic() - began) * (count + 1)
-    if is_first and secs > _LONG_SECS:
-        say(
-            f"towers:   comparing 2 with one device, for about {3 * secs / (count + 1):.0f} s "
-            "(RunConfig(check_towers='never') leaves it out)"
-        )
+    secs = time.monotonic() - began
+    if is_first and first.announce(2, 3 * secs, _HOW_NOT, say):
         count, each = 2, max(1, each // 2)
         one = train(1)
 
     def of_one(seed: int | None) -> list[Values]:
         return done.pop() if done and seed is None else train(1, "global", seed, one.first).after
 
-    def against(batch_norm: str) -> comparison.Verdict:
-        several = lambda _: train(count, batch_norm, None, one.first).after  # noqa: E731
-        return comparison.compare(of_one, several, one.weights, epsilon(one.dtype))
+    def several(batch_norm: str) -> Training:
+        return lambda _: train(count, batch_norm, None, one.first).after
 
-    done = [one.after]
-    verdict, by_tower = against(config.batch_norm), None
-    if config.batch_norm == "tower" and verdict.excess:  # by design, if there is batch normalisation
-        by_tower, verdict = verdict.excess[0], against("global")
-    size = f"{STEPS} steps of {each * count} examples, {one.dtype.name}"
-    return comparison.line_of_model(verdict, count, size, by_tower)
+    done, by_tower = [one.after], several("tower") if config.batch_norm == "tower" else None
+    verdict = compare(of_one, several("global"), one.weights, epsilon(one.dtype), by_tower)
+    return first.line_of_model(verdict, count, f"{STEPS} steps of {each * count} examples, {one.dtype.name}")
 
 
 def _save_examples(estimator, input_fn: Callable, path: str, number: int) -> int:
@@ -196,5 +170,5 @@ class _Variables(v1.train.SessionRunHook):
 
     def after_run(self, run_context, run_values):
         values = run_context.session.run(self._variables)
-        is_moved = not all(comparison.is_scaled(self.first[name], values[name]) for name in self.weights)
+        is_moved = not all(is_scaled(self.first[name], values[name]) for name in self.weights)
         self.after.append(Values(values, is_moved=is_moved))
