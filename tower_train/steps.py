@@ -4,6 +4,6 @@ batch, `once` does something once. On one device both do nothing.
 from tower_train import steps
 """
 
-from tower_train.fronts.lockstep.step import join, once
+from tower_train.fronts.keras_towers.calls import join, once
 
 __all__ = ["join", "once"]

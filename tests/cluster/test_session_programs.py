@@ -16,7 +16,7 @@ from tower_train import Config, errors, horovod
 from tower_train.cluster import program
 from tower_train.cluster.task import Policy, Task
 from tower_train.fronts import distributed
-from tower_train.fronts.lockstep import exchange
+from tower_train.fronts.keras_towers import exchange
 from tower_train.graph import collectives, devices
 
 v1 = tf.compat.v1

@@ -5,7 +5,7 @@ import keras_twins
 import numpy as np
 import pytest
 
-from tower_train.fronts.lockstep import proof as lockstep_proof
+from tower_train.fronts.keras_towers import proof as keras_proof
 from tower_train.fronts.tf_estimator import proof as estimator_proof
 
 
@@ -19,7 +19,7 @@ def same_data():
 def no_comparison(monkeypatch, request):
     """Trainings that compare nothing first, which would take most of the time, but in tests that ask for `compared`."""
     if "compared" not in request.fixturenames:
-        monkeypatch.setattr(lockstep_proof, "FirstStep", lambda model, train, compare: train)
+        monkeypatch.setattr(keras_proof, "FirstStep", lambda model, train, compare: train)
         monkeypatch.setattr(estimator_proof, "compare_first", lambda estimator, input_fn: None)
 
 

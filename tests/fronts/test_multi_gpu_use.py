@@ -15,7 +15,7 @@ from keras_twins import CROSS_ENTROPY, assert_same, data, fit_both, twins
 
 import tower_train
 from tower_train.errors import ConfigError
-from tower_train.fronts.lockstep import exchange, step
+from tower_train.fronts.keras_towers import exchange, step
 
 layers = keras.layers
 

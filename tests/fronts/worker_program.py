@@ -20,7 +20,7 @@ from keras_step_examples import EXAMPLES as OF_KERAS
 
 import tower_train
 from tower_train import errors
-from tower_train.fronts.lockstep.model import TowerModel
+from tower_train.fronts.keras_towers.model import TowerModel
 
 layers, callbacks = keras.layers, keras.callbacks
 CROSS_ENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True, dtype="float64")

@@ -85,6 +85,16 @@ def replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
             delete(owner, name)
 
 
+@contextlib.contextmanager
+def holding(variable: contextvars.ContextVar, value: Any) -> Iterator[None]:
+    """Gives a context variable a value within this block."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
 def thread_state() -> Callable[[], contextlib.AbstractContextManager]:
     """Returns a function whose context manager gives another thread this one's default graph, with its devices, names,
     control dependencies and variables' scope, and Keras' and summaries' settings; Keras counts layers from 0 on."""
@@ -154,11 +164,8 @@ def replaced_here(owner: Any, name: str, replacement: Callable) -> Iterator[None
     before = _replaced_here.get()
     there = before.get((owner, name)) or _original(owner, name)
     function = functools.update_wrapper(functools.partial(replacement, there), there)
-    token = _replaced_here.set(before | {(owner, name): function})
-    try:
+    with holding(_replaced_here, before | {(owner, name): function}):
         yield
-    finally:
-        _replaced_here.reset(token)
 
 
 @functools.cache
@@ -200,14 +207,19 @@ def wrap_method(base: type, name: str, wrap: Callable[[Callable, type], Callable
 
 
 @contextlib.contextmanager
-def fresh_layer_names() -> Iterator[None]:
-    """Numbers Keras layers without names from 0 on, in this thread within this block."""
-    before = global_state.get_global_attribute(_LAYER_COUNTS)
-    global_state.set_global_attribute(_LAYER_COUNTS, None)
+def _without_global(name: str) -> Iterator[None]:
+    """Lets a global attribute of Keras be None in this thread within this block."""
+    before = global_state.get_global_attribute(name)
+    global_state.set_global_attribute(name, None)
     try:
         yield
     finally:
-        global_state.set_global_attribute(_LAYER_COUNTS, before)
+        global_state.set_global_attribute(name, before)
+
+
+def fresh_layer_names():
+    """Numbers Keras layers without names from 0 on, in this thread within a block."""
+    return _without_global(_LAYER_COUNTS)
 
 
 def intercepted_assignments(assign: Callable[[Callable, keras.Variable, Any], None]):
@@ -260,15 +272,9 @@ def assign_here(variable: keras.Variable, value) -> None:
     variable._direct_assign(value)
 
 
-@contextlib.contextmanager
-def outside_of_stateless_scope() -> Iterator[None]:
-    """Lets Keras assign to variables themselves within this block."""
-    before = global_state.get_global_attribute("stateless_scope")
-    global_state.set_global_attribute("stateless_scope", None)
-    try:
-        yield
-    finally:
-        global_state.set_global_attribute("stateless_scope", before)
+def outside_of_stateless_scope():
+    """Lets Keras assign to variables themselves within a block."""
+    return _without_global("stateless_scope")
 
 
 def is_seed_state(variable: keras.Variable) -> bool:
@@ -469,12 +475,8 @@ def floatx_here() -> str | None:
 @contextlib.contextmanager
 def floatx(dtype: str) -> Iterator[None]:
     """Makes a dtype Keras' default, also of Python's numbers, for this thread and its towers within this block."""
-    token = _FLOATX_HERE.set(dtype)
-    try:
-        with python_floats():
-            yield
-    finally:
-        _FLOATX_HERE.reset(token)
+    with holding(_FLOATX_HERE, dtype), python_floats():
+        yield
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tower_train import errors, layers
 from tower_train.fronts import compat
 from tower_train.fronts.keras_building import build_isolated, features_fault, floatx, initializer_of, named_variables
-from tower_train.fronts.lockstep.scope import TowerScope
+from tower_train.fronts.scope import TowerScope
 from tower_train.graph import context
 from tower_train.normalization import moving_collections, normalize, note
 

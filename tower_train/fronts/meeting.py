@@ -9,6 +9,7 @@ meeting makes stands in the first tower's place: its names, control dependencies
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.fronts import compat, placement
+from tower_train.graph import context
 
 v1 = tf.compat.v1
 _current: contextvars.ContextVar["Tower | None"] = contextvars.ContextVar("tower", default=None)
@@ -30,22 +32,14 @@ class _AbandonedError(BaseException):
 
 @dataclasses.dataclass(eq=False)
 class Tower:
-    """A tower whose program runs.
+    """A tower whose program runs."""
 
-    Attributes:
-      towers: all of this process.
-      place: its index among them.
-      index, count: its index among the towers of all workers, and their number.
-      device: a string.
-      means: how many it has met for.
-    """
-
-    towers: "Towers"
-    place: int
-    index: int
-    count: int
+    towers: "Towers"  # of this process
+    place: int  # its index among them
+    index: int  # its index among the towers of all workers
+    count: int  # of all workers
     device: str
-    means: int = 0
+    means: int = 0  # that it has met for
 
 
 def current() -> Tower | None:
@@ -86,7 +80,7 @@ class Towers:
         self._graph, self._flow = v1.get_default_graph(), compat.control_flow()
         if len(self._towers) == 1:  # in the program's own thread
             [tower] = self._towers
-            with _entered(tower), tf.device(tower.device), self._turn(tower), self._inside(tower):
+            with compat.holding(_current, tower), tf.device(tower.device), self._turn(tower), self._inside(tower):
                 return [function(tower)]
         inherit = compat.thread_state()
         self._threads = [_Thread(self._program(tower, function, inherit)) for tower in self._towers]
@@ -106,7 +100,7 @@ class Towers:
 
     def _program(self, tower: Tower, function: Callable, inherit: Callable) -> Callable[[], Any]:
         def program():
-            with inherit(), _entered(tower), tf.device(tower.device), self._inside(tower):
+            with inherit(), compat.holding(_current, tower), tf.device(tower.device), self._inside(tower):
                 return function(tower)
 
         return program
@@ -185,19 +179,10 @@ class _Thread:
 
 
 @contextlib.contextmanager
-def _entered(tower: Tower | None):
-    token = _current.set(tower)
-    try:
-        yield
-    finally:
-        _current.reset(token)
-
-
-@contextlib.contextmanager
 def _merging():
     """Makes what concerns all towers within this block, as outside of any."""
     with (
-        _entered(None),
+        compat.holding(_current, None),
         compat.op_attributes({}),
         compat.outside_of_stateless_scope(),
         compat.without_all_reduce(),
@@ -251,6 +236,12 @@ def gradients_of_means(grads: Sequence[tf.Tensor], what: str) -> list[tf.Tensor]
     if (of_towers := tower.towers.gradients_of_means) is None:
         return mean(grads, what)
     return meet(list(grads), of_towers, what)[tower.place]
+
+
+def normalizing(tower: Tower, inputs: Sequence[tf.Tensor], by_tower: bool) -> contextlib.AbstractContextManager:
+    """Lets a tower's batches, computed from these inputs, be normalised over all towers, or by tower."""
+    towers_mean = functools.partial(mean, what="batch normalisation")
+    return context.Context(towers=tower.count, by_tower=by_tower, mean=towers_mean).enter_tower(inputs=inputs)
 
 
 def _plain_mean(of_towers: list[list[tf.Tensor]]) -> list[tf.Tensor]:

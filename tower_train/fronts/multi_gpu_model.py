@@ -5,8 +5,8 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.fronts import compat, placement
-from tower_train.fronts.lockstep import exchange
-from tower_train.fronts.lockstep.model import TowerModel
+from tower_train.fronts.keras_towers import exchange
+from tower_train.fronts.keras_towers.model import TowerModel
 from tower_train.graph.devices import HOST
 
 

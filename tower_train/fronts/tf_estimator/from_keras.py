@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.fronts import compat, keras_building
-from tower_train.fronts.lockstep.scope import TowerScope
+from tower_train.fronts.scope import TowerScope
 from tower_train.fronts.tf_estimator import library, towers, training
 from tower_train.fronts.tf_estimator.tower_estimator import Estimator
 

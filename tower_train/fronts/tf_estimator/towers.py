@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 import tensorflow as tf
 
 from tower_train import errors, normalization
-from tower_train.fronts import compat, meeting, placement
-from tower_train.fronts.lockstep import parts
-from tower_train.fronts.lockstep.draws import drawn_for_more, rows_of_draw
+from tower_train.fronts import compat, meeting, parts, placement
+from tower_train.fronts.draws import drawn_for_more, rows_of_draw
 from tower_train.fronts.meeting import Tower
 from tower_train.fronts.tf_estimator import training as trainings
 from tower_train.fronts.tf_estimator.library import api
 from tower_train.fronts.tf_estimator.training import Training
-from tower_train.graph import context, random_state, xla
+from tower_train.graph import random_state, xla
 from tower_train.graph.devices import HOST
 
 v1 = tf.compat.v1
@@ -144,12 +143,13 @@ class ModelTowers:
             return mine.append((variable.value, tf.cast(value, variable.value.dtype)))
 
         with contextlib.ExitStack() as stack:
-            token = _assigned.set(mine)
-            stack.callback(_assigned.reset, token)
+            stack.enter_context(compat.holding(_assigned, mine))
             stack.enter_context(compat.fresh_layer_names())  # so that a checkpoint fits each graph of a model
             stack.enter_context(compat.intercepted_assignments(assign_later))
             draws = stack.enter_context(self._drawn_by_example(features, tower))
-            stack.enter_context(self._normalizing(tower))
+            batch = tf.nest.flatten(self._batches[tower.place], expand_composites=True)
+            inputs = [each for each in batch if tf.is_tensor(each)]
+            stack.enter_context(meeting.normalizing(tower, inputs, self._training.batch_norm == "tower"))
             if tower.place:
                 stack.enter_context(v1.name_scope(f"tower_{tower.place}/"))
             stack.enter_context(tf.variable_creator_scope(self._creator(tower, draws)))
@@ -158,15 +158,6 @@ class ModelTowers:
             stack.enter_context(v1.variable_scope(scope, reuse=reuse, custom_getter=getter, dtype=dtype))
             stack.enter_context(xla.compiled(self._training.is_compiled, tower.device, "tower"))
             yield
-
-    def _normalizing(self, tower: Tower):
-        """Lets TensorFlow's functions that normalise a batch do it over all towers, of a training."""
-        batch = self._batches[tower.place] if self._training.num_towers > 1 else ()
-        inputs = [each for each in tf.nest.flatten(batch, expand_composites=True) if tf.is_tensor(each)]
-        mean = functools.partial(meeting.mean, what="batch normalisation")
-        by_tower = self._training.batch_norm == "tower"
-        of_all = context.Context(towers=tower.count if inputs else 1, by_tower=by_tower, mean=mean)
-        return of_all.enter_tower(inputs=inputs)
 
     def _drawn_by_example(self, features, tower: Tower):
         """As drawn_for_more, of the rows that a tower's tensors have among those of all towers, whose batches are as

@@ -148,14 +148,9 @@ class Training:
             return [(grad if grad is None else identity(grad), variable) for grad, variable in means]
 
 
-@contextlib.contextmanager
-def entered(training: Training) -> Iterator[None]:
-    """Lets optimizers that towers call within this block update for this training."""
-    token = _current.set(training)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+def entered(training: Training) -> contextlib.AbstractContextManager:
+    """Lets optimizers that towers call within a block update for this training."""
+    return compat.holding(_current, training)
 
 
 def current() -> Training | None:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.fronts import compat
-from tower_train.fronts.lockstep.parts import Cut, Size
+from tower_train.fronts.parts import Cut, Size
 from tower_train.graph import context, xla
 
 _OF_NO_ROWS = ("beta", "binomial", "categorical", "gamma", "shuffle")  # of keras.random

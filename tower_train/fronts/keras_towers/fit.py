@@ -4,10 +4,9 @@ import keras
 import tensorflow as tf
 
 from tower_train import console, errors
-from tower_train.fronts import compat
+from tower_train.fronts import compat, parts
 from tower_train.fronts.keras_building import features_fault, output_names
-from tower_train.fronts.lockstep import parts
-from tower_train.fronts.lockstep.step import join_batch, once, weighted
+from tower_train.fronts.keras_towers.calls import join_batch, once, weighted
 
 
 def train(model: keras.Model, data):

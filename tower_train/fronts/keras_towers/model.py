@@ -7,11 +7,12 @@ import keras
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.fronts import compat
-from tower_train.fronts.lockstep import fit, parts, proof, together
-from tower_train.fronts.lockstep.exchange import ALONE, Exchange
-from tower_train.fronts.lockstep.layers import Summed
-from tower_train.fronts.lockstep.step import Program, Rehearsal, Step, explained
+from tower_train.fronts import compat, parts
+from tower_train.fronts.keras_towers import fit, proof, together
+from tower_train.fronts.keras_towers.calls import explained
+from tower_train.fronts.keras_towers.exchange import ALONE, Exchange
+from tower_train.fronts.keras_towers.layers import Summed
+from tower_train.fronts.keras_towers.step import Program, Step, rehearse
 from tower_train.graph.devices import HOST
 
 
@@ -88,14 +89,14 @@ class TowerModel(keras.Model):
                 self.template, devices[:count], self._merge_device, ALONE, batch_norm, "never", self.summed
             )
 
-        def rehearse(batch) -> Rehearsal:
-            rehearsal = Rehearsal(self.template, self._train, batch, self.towers)
+        def optimizers(batch) -> list[keras.optimizers.Optimizer]:
+            found = rehearse(self.template, self._train, batch, self.towers)
             if is_first:
-                self._begin(rehearsal)
-            return rehearsal
+                self._begin(found)
+            return found
 
         return proof.compare_steps(
-            towers, self.template, batches, len(devices), self._batch_norm, rehearse, is_first=is_first
+            towers, self.template, batches, len(devices), self._batch_norm, optimizers, is_first=is_first
         )
 
     def make_train_function(self, force=False):
@@ -131,8 +132,8 @@ class TowerModel(keras.Model):
                 "run_eagerly=True: the towers' step is a graph of several devices. Leave it out; to debug, fit the "
                 "model itself, which trains the same."
             )
-        about = dict(run_eagerly=False, steps_per_execution=self.template.steps_per_execution)
-        super().compile(self.template.optimizer, jit_compile=False, **about)
+        steps = self.template.steps_per_execution
+        super().compile(self.template.optimizer, jit_compile=False, run_eagerly=False, steps_per_execution=steps)
 
     def train_step(self, data):
         """Does a step in all towers, and returns the epoch's metrics, and what else the step reports of this batch."""
@@ -149,12 +150,12 @@ class TowerModel(keras.Model):
         if compat.is_overridden(self.template, "predict_step"):
             return self.template.predict_step(data)
         if not self.template.built:
-            Rehearsal(self.template, fit.predict, data, self.towers)
+            rehearse(self.template, fit.predict, data, self.towers)
         return Step(self.template, data, self.towers, self._merge_device, ALONE, self._is_compiled).run(fit.predict)[0]
 
-    def _begin(self, rehearsal: Rehearsal) -> None:
-        """Notes the optimizers whose variables a rehearsal has made; all workers begin with the chief's."""
-        self._optimizers = rehearsal.optimizers or None  # none of an evaluation
+    def _begin(self, optimizers: list[keras.optimizers.Optimizer]) -> None:
+        """Notes the optimizers, which have their variables; all workers begin with the chief's."""
+        self._optimizers = optimizers or None  # none of an evaluation
         together.synchronize(self.exchange, self.trained_variables)
 
     def _step(self, data) -> Step:
@@ -172,7 +173,7 @@ class TowerModel(keras.Model):
         """Does a step in all towers; returns its report."""
         data = keras.tree.map_structure(parts.as_tensor, data)
         if self._optimizers is None:
-            self._begin(Rehearsal(self.template, program, data, self.towers))
+            self._begin(rehearse(self.template, program, data, self.towers))
         self.exchange.begin("evaluation" if program is fit.test else "training", data)
         step = self._step(data)
         returned = step.run(program)

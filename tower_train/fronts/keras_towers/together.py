@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train.fronts import compat
-from tower_train.fronts.lockstep.exchange import Exchange
+from tower_train.fronts.keras_towers.exchange import Exchange
 
 _WRITERS = (  # callbacks for the chief only
     keras.callbacks.BackupAndRestore, keras.callbacks.CSVLogger, keras.callbacks.ModelCheckpoint,

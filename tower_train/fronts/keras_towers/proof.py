@@ -13,10 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import console
-from tower_train.fronts import compat
-from tower_train.fronts.lockstep import parts
-from tower_train.fronts.lockstep.layers import Seen, compare_layers
-from tower_train.fronts.lockstep.step import Rehearsal, Updates, explained
+from tower_train.fronts import compat, parts
+from tower_train.fronts.keras_towers.calls import explained
+from tower_train.fronts.keras_towers.layers import Seen, compare_layers
+from tower_train.fronts.keras_towers.step import updates_noted
 from tower_train.graph.random_state import line_of
 from tower_train.proof import first
 from tower_train.proof.comparison import Training, Values, compare, is_scaled
@@ -49,7 +49,7 @@ class FirstStep:
 @compat.without_tracing_remarks()
 def compare_steps(
     towers: Callable[[int, str], keras.Model], alone: keras.Model, batches: Sequence, count: int, batch_norm: str,
-    rehearse: Callable[[Any], Rehearsal], is_first: bool = False,
+    rehearse: Callable[[Any], list[keras.optimizers.Optimizer]], is_first: bool = False,
 ) -> str:  # fmt: skip
     """Compares a few steps of a model's towers with those of one device, and leaves the model as it was.
 
@@ -60,7 +60,7 @@ def compare_steps(
       alone: the compiled model, with the same variables.
       batches: as steps take them; the examples are their first ones.
       count, batch_norm: of the training's towers.
-      rehearse: batch -> the rehearsal of a step on it.
+      rehearse: batch -> the optimizers of a step on it, which it makes ready.
       is_first: whether nobody asked: then it may be of fewer towers and examples.
 
     Returns:
@@ -71,12 +71,12 @@ def compare_steps(
       GraphError: a variable differs by more than rounding.
     """
     count, each, began = min(count, first.MOST_TOWERS) if is_first else count, EACH, time.monotonic()
-    rehearsed, adds_losses = rehearse(batches[0]), compat.adds_losses(alone)
+    optimizers, adds_losses = rehearse(batches[0]), compat.adds_losses(alone)
     if is_first and first.announce(2, 5 * (time.monotonic() - began), _HOW_NOT):  # of tracing, most of all
         count, each = 2, EACH // 2
-    of_optimizers = [variable for each in rehearsed.optimizers for variable in each.variables]
+    of_optimizers = [variable for each in optimizers for variable in each.variables]
     variables = {id(v): v for v in [*alone.variables, *of_optimizers, *alone.metrics_variables]}.values()
-    inner = [getattr(each, "inner_optimizer", each) for each in rehearsed.optimizers]
+    inner = [getattr(each, "inner_optimizer", each) for each in optimizers]
     # An optimizer that accumulates gradients updates once in so many steps.
     steps = max(STEPS, *(each.gradient_accumulation_steps or 1 for each in inner), 1)
     rows, variables = _rows(batches, count, each), list(variables)
@@ -135,7 +135,7 @@ class _Comparison:
                     self.variables[i].assign(rounded(before[i], rounding, seed))
                 after = []
                 for _, batch in zip(range(self.steps), itertools.cycle(self.rows), strict=False):
-                    with Updates() as updates:  # when the step is traced
+                    with updates_noted() as updates:  # when the step is traced
                         compat.train_on(model, batch)
                     if model is one and dtype == "float64":
                         _refuse_less_exact([grad for _, pairs in updates for grad, _ in pairs])
@@ -182,10 +182,7 @@ def _rows(batches: Sequence, count: int, each: int) -> list:
     def cut(step: int, *leaves):
         if leaves[0] is None or leaves[0].shape.rank == 0:
             return leaves[0]
-        concat = (
-            tf.sparse.concat if isinstance(leaves[0], tf.SparseTensor) else lambda axis, each: tf.concat(each, axis)
-        )
-        whole = leaves[0] if len(leaves) == 1 else concat(0, list(leaves))
+        whole = leaves[0] if len(leaves) == 1 else parts.joined(leaves)
         times = int(parts.batch_size(whole)) // examples  # rows of an example
         return parts.rows_of(whole, step * size * times, size * times)
 

@@ -1,5 +1,6 @@
 """The towers' parts of a batch."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -29,8 +30,6 @@ def cut(batch: Size, index: int, count: int) -> Cut:
 class Part(NamedTuple):
     """A tower's part of a batch; a tower without examples has a copy of the last one."""
 
-    index: int  # of the tower
-    count: int  # of all towers
     data: Any  # structured as the batch
     cuts: tuple[Cut, ...]  # of its tensors; none of a tower by itself
     share: tf.Tensor  # float scalar, the tower's share of the examples in the first tensor
@@ -47,7 +46,7 @@ def split(data, first: int, here: int, count: int) -> list[Part]:
             rows = {id(leaf): rows_of(leaf, c.begin, c.rows) for leaf, c in zip(leaves, cuts, strict=True) if count > 1}
             of_tower = keras.tree.map_structure(lambda leaf: rows.get(id(leaf), leaf), data)  # noqa: B023
             examples, batch = (tf.cast(size, keras.config.floatx()) for size in (cuts[0].examples, cuts[0].batch))
-            parts.append(Part(index, count, of_tower, cuts if count > 1 else (), examples / batch))
+            parts.append(Part(of_tower, cuts if count > 1 else (), examples / batch))
     return parts
 
 
@@ -65,6 +64,11 @@ def rows_of(tensor, begin: Size, rows: Size):
     sliced = tf.sparse.slice(tensor, first, tf.concat([[tf.cast(rows, tf.int64)], others], axis=0))
     sliced.set_shape([None, *tensor.shape[1:]])
     return sliced
+
+
+def joined(tensors: Sequence):
+    """Returns the rows of dense, ragged or sparse tensors, one after the other."""
+    return tf.sparse.concat(0, list(tensors)) if isinstance(tensors[0], tf.SparseTensor) else tf.concat(tensors, 0)
 
 
 def as_tensor(leaf):

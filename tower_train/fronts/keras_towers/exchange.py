@@ -16,7 +16,7 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.cluster import program
 from tower_train.cluster.task import find_task
-from tower_train.fronts.lockstep import parts
+from tower_train.fronts import parts
 from tower_train.graph import collectives
 from tower_train.graph.devices import HOST
 

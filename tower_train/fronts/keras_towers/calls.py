@@ -1,0 +1,182 @@
+"""The calls of a step's program at which towers meet: rows joined, what is done once, updates and metrics.
+
+Outside of towers each does what it says, on one device.
+"""
+
+import contextlib
+import functools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tower_train import errors
+from tower_train.fronts import compat, meeting, parts
+from tower_train.fronts.keras_building import output_names
+from tower_train.fronts.keras_towers.step import Step, noted_updates, running
+from tower_train.graph.gradients import GradientsAndVariables
+
+
+def once(function: Callable[[], Any]):
+    """Calls a function once and not in every tower, such as one that assigns to variables; returns its result in each.
+
+    Code after it sees the new values. Values that the function uses are the first tower's, or from a `join`.
+    """
+    step = running()
+    return function() if step is None else step.meet(None, lambda _: step.once(function), "steps.once")
+
+
+def weighted(loss: tf.Tensor) -> tf.Tensor:
+    """Returns a loss, which each tower computes of joined rows, by the share of its examples: see Step.weighted."""
+    step = running()
+    return loss if step is None else step.weighted(loss)
+
+
+def join(tensors):
+    """Returns the rows of all towers, in the order of the batch, on each tower's device; gradients go to the towers of
+    the rows. Outside of towers, the tensors.
+
+    Args:
+      tensors: a tensor [rows, ...] or a structure of them.
+    """
+    step = running()
+    if step is None:
+        return tensors
+    mine = keras.tree.map_structure(parts.as_tensor, tensors)
+    if any(leaf is not None and leaf.shape.rank == 0 for leaf in keras.tree.flatten(mine)):
+        raise errors.ConfigError("steps.join got a scalar; join tensors that have a row for each example.")
+    return _join(step, mine)
+
+
+def join_batch(model: keras.Model, x, y, y_pred, sample_weight, needs_x: bool):
+    """As `join`, of a batch and a model's outputs for it, of which scalars are means over examples.
+
+    Raises ConfigError for an output whose first axis is not the batch; where that is known in the step only, it fails
+    with a message that `explained` finds.
+    """
+    step = running()
+    if step is None:
+        return x, y, y_pred, sample_weight
+    if step.whole.count > 1:
+        inputs = [parts.batch_size(leaf) for leaf in keras.tree.flatten(x) if leaf is not None and leaf.shape.rank]
+        for name, output in zip(output_names(model, y_pred), keras.tree.flatten(y_pred), strict=True):
+            if isinstance(output, tf.Tensor) and output.shape.rank:
+                _check_rows(f"{type(model).__name__}: the output {name}", output, inputs)
+    return _join(step, keras.tree.map_structure(parts.as_tensor, (x if needs_x else None, y, y_pred, sample_weight)))
+
+
+def _join(step: Step, mine):
+    whole = step.meet(mine, step.whole.values, "steps.join")
+    return keras.tree.map_structure(functools.partial(_joined, step), mine, whole)
+
+
+def _joined(step: Step, mine, whole):
+    """Returns a tower's copy of a joined tensor, with its gradient and what Keras attached to it."""
+    if not isinstance(mine, tf.Tensor):
+        return whole
+
+    def gradient(grad):
+        if mine.shape.rank == 0:
+            return meeting.gradients_of_means([grad], "a mean")[0]
+        merge = lambda asked: step.whole.gradients_of_rows(*zip(*asked, strict=True))  # noqa: E731
+        over_towers = step.meet((grad, tf.shape(mine)[0]), merge, "the gradient of steps.join")
+        of_mine = over_towers[meeting.current().place]
+        missing = tf.shape(mine)[0] - tf.shape(of_mine)[0]  # of a tower without examples
+        of_mine = tf.pad(of_mine, [[0, missing], *[[0, 0]] * (mine.shape.rank - 1)])
+        return tf.ensure_shape(of_mine, mine.shape)
+
+    copy = tf.custom_gradient(lambda _: (tf.identity(whole), gradient))(mine)
+    attached = compat.attached(mine)
+    compat.attach(copy, {name: _joined(step, attached[name], each) for name, each in compat.attached(whole).items()})
+    return copy
+
+
+_REMARKS = re.compile(r"Exception encountered when calling .*?\x1b\[1m(.*)\x1b\[0m.*", re.DOTALL)  # of Keras
+_OTHER_ROWS = (
+    "has an axis before that of the examples, or none, and towers join outputs by examples. Put the batch first, "
+    "such as [batch, time] or [batch, 2]; a scalar is a mean over the examples. Or train on one device: gpus=1."
+)
+
+
+def _check_rows(what: str, output: tf.Tensor, inputs: Sequence[parts.Size]) -> None:
+    """Refuses an output whose rows are not those of a batch's examples, or a fixed number for each."""
+    rows, message = parts.batch_size(output), f"{what} of shape {output.shape} {_OTHER_ROWS}"
+    known = [size for size in inputs if isinstance(size, int)]
+    if isinstance(rows, int) and not any(rows % size == 0 for size in known):
+        raise errors.ConfigError(message)
+    if not isinstance(rows, int):  # in a tf.function an assertion is made by itself
+        fits = tf.reduce_any(tf.stack([rows % size == 0 for size in inputs]))
+        tf.debugging.Assert(fits, [message])
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Raises a ConfigError for a step within this block whose outputs have other rows than examples, or with a layer
+    that does not take its inputs; takes from a user's error what Keras puts around it: where it was, and arguments."""
+    try:
+        yield
+    except ValueError as error:
+        wrapped = _REMARKS.fullmatch(str(error))
+        if wrapped and isinstance(error, errors.UserError):
+            error.args = wrapped.groups()
+        elif wrapped and "incompatible with the layer" in wrapped[1]:
+            raise errors.ConfigError(
+                f"multi_gpu_model: {wrapped[1].rstrip('.')}. Give the layer such inputs, or make it for these."
+            ) from None
+        raise
+    except tf.errors.InvalidArgumentError as error:
+        if found := re.search(rf"assertion failed: \[(.*? {re.escape(_OTHER_ROWS)})\]", error.message, re.DOTALL):
+            raise errors.ConfigError(found[1]) from None
+        raise
+
+
+def _updating(method: Callable, _) -> Callable:
+    """Makes a method apply_gradients(pairs) or apply(gradients, variables) that of all towers, where they call it."""
+    takes_pairs = method.__name__ == "apply_gradients"
+
+    @functools.wraps(method)
+    def of_all(optimizer, grads, *args, **kwargs):
+        step, updates = running(), noted_updates()
+        if step is None and updates is None:
+            return method(optimizer, grads, *args, **kwargs)
+        if takes_pairs:
+            pairs = list(grads)
+        else:
+            [variables] = args or kwargs.values() or [None]
+            pairs = list(zip(grads, compat.trained_by(optimizer) if variables is None else variables, strict=True))
+
+        def update(pairs: GradientsAndVariables):
+            return method(optimizer, *([pairs] if takes_pairs else zip(*pairs, strict=True)))
+
+        if updates is not None:
+            updates.append((optimizer, pairs))
+            return update(pairs)
+        merge = lambda asked: update(step.whole.mean_gradients(asked, step.model) or asked[0])  # noqa: E731
+        return step.meet(pairs, merge, f"{method.__name__} of {type(optimizer).__name__}")
+
+    return of_all
+
+
+def _measuring(update_state: Callable, _) -> Callable:
+    """Makes a metric's update_state one of all rows, and of scalars' totals, where towers call it."""
+
+    @functools.wraps(update_state)
+    def of_all(metric, *args, **kwargs):
+        step = running()
+        if step is None:
+            return update_state(metric, *args, **kwargs)
+
+        def merge(asked):
+            args, kwargs = step.whole.values(asked)
+            return update_state(metric, *args, **kwargs)
+
+        return step.meet((args, kwargs), merge, f"update_state of {metric.name}")
+
+    return of_all
+
+
+for _name in ("apply_gradients", "apply"):
+    compat.wrap_method(compat.BaseOptimizer, _name, _updating)
+compat.wrap_method(keras.metrics.Metric, "update_state", _measuring)

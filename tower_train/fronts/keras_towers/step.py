@@ -1,0 +1,228 @@
+"""A step of a Keras model in towers: its program runs once in each, and they meet where it concerns all.
+
+The program of a step is written for one device: Keras' own, or a `train_step` of the model's. `calls` has what it calls
+where towers meet.
+"""
+
+import contextlib
+import contextvars
+import functools
+import itertools
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tower_train import console, errors, normalization
+from tower_train.fronts import compat, meeting, placement
+from tower_train.fronts.draws import drawn_for_more, rows_of_draw
+from tower_train.fronts.keras_towers import layers
+from tower_train.fronts.keras_towers.exchange import Exchange
+from tower_train.fronts.keras_towers.whole import Whole
+from tower_train.fronts.meeting import Tower
+from tower_train.fronts.scope import TowerScope
+from tower_train.graph import xla
+from tower_train.graph.devices import HOST
+from tower_train.graph.gradients import GradientsAndVariables
+
+Program = Callable[[keras.Model, Any], Any]  # (model, batch) -> what the step returns
+Update = tuple[keras.optimizers.Optimizer, GradientsAndVariables]
+
+# The step that runs in this thread, or the list that notes updates of a program in no tower.
+_current: contextvars.ContextVar["Step | list[Update] | None"] = contextvars.ContextVar("step", default=None)
+_LONG_SECS = 10  # of silence before the first step
+
+
+class Step:
+    """A step of a model, which has all its variables, on consecutive parts of a batch, of which this process's devices
+    compute theirs; towers' rows are joined on merge_device. XLA compiles towers' passes if is_compiled. The losses of
+    layers in `summed` are sums over examples."""
+
+    def __init__(
+        self, model: keras.Model, data, devices: Sequence[str], merge_device: str, exchange: Exchange,
+        is_compiled: bool = False, batch_norm: str = "global", summed: Collection[layers.Key] = (),
+    ):  # fmt: skip
+        self.model, self.whole = model, Whole(data, len(devices), exchange, merge_device)
+        self._parts, self._exchange, self._is_compiled = self.whole.parts, exchange, is_compiled
+        self._summed, self._normalizes_by_tower = summed, batch_norm == "tower"
+        self._added_losses: list[dict[int, set]] = [{} for _ in devices]
+        self._scopes, self._is_first_turn = [_StepScope() for _ in devices], True
+        # Those of layers whose assignments are the same whatever the examples, or averages.
+        known = (keras.layers.BatchNormalization, keras.layers.SpectralNormalization)
+        normalizing = [each for each in compat.sublayers(model) if isinstance(each, known)]
+        self._known = {id(variable) for layer in normalizing for variable in layer.variables}
+        average = lambda of_towers: self.whole.means(list(zip(*of_towers, strict=True)))  # noqa: E731
+        self._towers = meeting.Towers(
+            devices, average, len(devices) * exchange.rank, self.whole.count, self._inside, self._turn
+        )
+
+    def run(self, program: Program) -> list:
+        """Runs a program in all towers; returns over towers what it returned."""
+
+        def to_the_end(tower: Tower):
+            result = program(self.model, self._parts[tower.place].data)
+            self.meet(None, lambda _: None, "the end of the step")
+            return result
+
+        with compat.holding(_current, self), normalization.over_towers(), contextlib.ExitStack() as stack:
+            for layer in compat.sublayers(self.model):
+                if getattr(layer, "synchronized", False):  # over all towers as others are, and by no strategy
+                    stack.enter_context(compat.replaced(layer, "synchronized", False))
+            returned = self._towers.run(to_the_end)
+        if self._is_compiled:
+            xla.leave_out_other_devices(tf.compat.v1.get_default_graph())
+        return returned
+
+    @contextlib.contextmanager
+    def _inside(self, tower: Tower) -> Iterator[None]:
+        part = self._parts[tower.place]
+        program = type(self.model).__name__ if self.whole.count > 1 else ""
+        is_off = lambda: meeting.current() is None  # noqa: E731
+        drawn = drawn_for_more(functools.partial(rows_of_draw, part.cuts), program, itertools.count(), is_off)
+        leaves = [leaf for leaf in tf.nest.flatten(part.data, expand_composites=True) if tf.is_tensor(leaf)]
+        with (
+            tf.name_scope(f"tower_{tower.index}/"),
+            self._scopes[tower.place],
+            drawn,
+            meeting.normalizing(tower, [leaf for leaf in leaves if leaf.shape.rank], self._normalizes_by_tower),
+            layers.summed(self._summed, part.share),
+            xla.compiled(self._is_compiled, tower.device, "tower"),
+        ):
+            yield
+
+    @contextlib.contextmanager
+    def _turn(self, tower: Tower) -> Iterator[None]:
+        compat.take_losses(self.model, self._added_losses[tower.place])
+        begun = time.monotonic()
+        yield
+        if self._is_first_turn:
+            self._is_first_turn, secs = False, len(self._parts) * (time.monotonic() - begun)
+            if len(self._parts) > 1 and secs > _LONG_SECS:
+                console.notice_once(
+                    self.model,
+                    f"Before the first step Keras traces the model in each of {len(self._parts)} towers, which takes "
+                    f"more than {secs:.0f} s, once.",
+                )
+
+    def meet(self, mine: Any, merge: Callable[[list], Any], what: str):
+        """As meeting.meet, once what the towers have assigned until then is done."""
+
+        def merge_all(asked: list[tuple]):
+            self._assign([assigned for assigned, _ in asked])
+            return merge([each for _, each in asked])
+
+        return meeting.meet((self._scopes[meeting.current().place].take(), mine), merge_all, what)
+
+    def _assign(self, of_towers: Sequence[dict[int, tuple[keras.Variable, tf.Tensor]]]) -> None:
+        """Assigns what the towers do: the mean over examples to floating-point variables such as moving averages, the
+        first tower's value to others. A line names variables of which it is unknown what one device would make."""
+        assigned = of_towers[0]
+        averaged = [key for key, (_, value) in assigned.items() if value.dtype.is_floating]
+        others = [key for key in assigned if key not in averaged]
+        means = self.whole.means([[each[key][1] for each in of_towers] for key in averaged])
+        firsts = self._exchange.first([assigned[key][1] for key in others])
+        for key, value in zip([*averaged, *others], [*means, *firsts], strict=True):
+            variable, _ = assigned[key]
+            variable.assign(value)
+            if self.whole.count > 1 and key not in self._known and not compat.is_seed_state(variable):
+                what = "the mean of what the towers assign" if key in averaged else "what the first tower assigns"
+                console.notice_once(
+                    variable,
+                    f"{variable.path} gets {what}, each for its part of the batch: one device may differ. In a "
+                    "train_step call steps.once(function) with a function that assigns.",
+                )
+
+    def weighted(self, loss: tf.Tensor) -> tf.Tensor:
+        """Returns a tower's loss by the share of its examples. From then on gradients are of such losses: they are
+        added, and those of joined rows stay as small in float16 as one device's."""
+        self.whole.weights, self._towers.gradients_of_means = [1.0] * len(self._parts), self.whole.gradients_of_means
+        return loss * tf.cast(self._parts[meeting.current().place].share, loss.dtype)
+
+    def once(self, function: Callable[[], Any]):
+        """Calls the function; what it assigns and returns is what it assigns and returns in the first of all towers."""
+        if self._exchange.size == 1:
+            return function()
+        with TowerScope([]) as scope:
+            returned = function()
+        values = [*(value for _, value in scope.assigned.values()), *keras.tree.flatten(returned)]
+        of_first = iter(self._exchange.first([value for value in values if tf.is_tensor(value)]))
+        values = [next(of_first) if tf.is_tensor(value) else value for value in values]
+        for (variable, _), value in zip(scope.assigned.values(), values, strict=False):
+            variable.assign(value)
+        return keras.tree.pack_sequence_as(returned, values[len(scope.assigned) :])
+
+    def logs(self, returned: Sequence[Any]) -> dict[str, tf.Tensor]:
+        """Merges what the towers' own steps returned: the means over this batch's examples, which of a metric's result
+        is the result; ConfigError if they returned something else than a dict of scalars."""
+        logs = returned[0]
+        if not isinstance(logs, dict) or not logs or any(keras.ops.ndim(each) for each in keras.tree.flatten(logs)):
+            raise errors.ConfigError(
+                f"{type(self.model).__name__}.train_step returns {logs}; give a dict of scalars to report, such as "
+                '{"loss": loss}: means over the examples.'
+            )
+        as_floats = [
+            [tf.cast(each, keras.config.floatx()) for each in keras.tree.flatten(of_tower)] for of_tower in returned
+        ]
+        return keras.tree.pack_sequence_as(logs, self.whole.means(list(zip(*as_floats, strict=True))))
+
+
+class _StepScope(TowerScope):
+    """The scope of a tower's program between two meetings."""
+
+    def __init__(self):
+        super().__init__([])
+
+    def get_current_value(self, variable):
+        value = super().get_current_value(variable)
+        return compat.storage(variable) if value is None else value
+
+    def add_update(self, update):
+        if meeting.can_meet():
+            super().add_update(update)
+        elif meeting.current().place == 0:  # in a loop or a branch, such as the state of a layer that draws there
+            compat.assign_here(*update)
+
+    def take(self) -> dict[int, tuple[keras.Variable, tf.Tensor]]:
+        """Returns what was assigned; from then on variables have their own values."""
+        assigned, self.assigned = self.assigned, {}
+        self.state_mapping.clear()
+        return assigned
+
+
+def running() -> Step | None:
+    """Returns the step whose program runs in this tower; None outside of towers, and within a meeting."""
+    return _current.get() if meeting.current() else None
+
+
+def noted_updates() -> list[Update] | None:
+    """Returns the list of updates, if this is within a block of `updates_noted`."""
+    updates = _current.get()
+    return updates if isinstance(updates, list) else None
+
+
+@contextlib.contextmanager
+def updates_noted() -> Iterator[list[Update]]:
+    """Notes the updates of optimizers within this block, in no tower: (optimizer, its gradients and variables)."""
+    with compat.holding(_current, updates := []):
+        yield updates
+
+
+def rehearse(model: keras.Model, program: Program, data, towers: Sequence[str]) -> list[keras.optimizers.Optimizer]:
+    """Runs a program on a whole batch, in no tower, in a graph that nobody runs: it creates the variables of layers,
+    metrics and optimizers, and spreads the weights over the towers' devices. Returns the optimizers that update."""
+    built, begun = set(map(id, model.weights)), []
+    specs = keras.tree.map_structure(lambda leaf: leaf if leaf is None else tf.type_spec_from_value(leaf), data)
+
+    def run(batch):  # TensorFlow calls this once more if it has created variables: it takes as long, for nothing
+        if not begun:
+            begun.append(True)
+            with tf.device(HOST):
+                program(model, batch)
+
+    with updates_noted() as updates, compat.eager_mode(), tf.device(HOST):
+        tf.function(run, autograph=False).get_concrete_function(specs)
+        optimizers = list({id(optimizer): optimizer for optimizer, _ in updates}.values())
+        placement.spread(model, optimizers, towers, built)
+    return optimizers
