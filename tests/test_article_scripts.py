@@ -45,19 +45,39 @@ def test_what_cannot_be_trained_with_is_one_line(name, words, said):
     assert re.search(said, done.stderr.splitlines()[-1]), done.stderr
 
 
-def test_keras_on_several_towers_saves_the_plain_model(tmp_path):
-    words = ["--model=VGG19", "--size=32", "--samples=8", "--save=vgg.keras"]
-    done = jobs.command("scripts.keras_multi_gpu", *words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "2 towers on the CPU" in done.stderr and "Saved vgg.keras" in done.stdout
-    assert keras.models.load_model(tmp_path / "vgg.keras").input_shape == (None, 32, 32, 3)
+def small_network(weights=None, input_shape=None, classes=None, include_top=True):
+    """In place of one of keras.applications, of which a tower takes seconds to build."""
+    features = inputs = keras.Input(input_shape)
+    for strides in (2, 1, 1, 1, 1):
+        features = keras.layers.Conv2D(4, 3, strides)(features)
+    if include_top:
+        features = keras.layers.Dense(classes, "softmax")(keras.layers.Flatten()(features))
+    return keras.Model(inputs, features)
+
+
+def run_script(name, monkeypatch, *words):
+    """Runs a script here; returns its names."""
+    monkeypatch.setattr(sys, "argv", ["script", *words])
+    monkeypatch.setattr(tf.compat.v1.logging, "set_verbosity", lambda _: None)
+    for network in ("VGG16", "VGG19"):
+        monkeypatch.setattr(keras.applications, network, small_network)
+    script = runpy.run_path(jobs.ROOT / "scripts" / f"{name}.py")
+    assert script["main"]([]) == 0
+    return script
+
+
+def test_keras_on_several_towers_saves_the_plain_model(tmp_path, monkeypatch, capsys):
+    saved = tmp_path / "vgg.keras"
+    run_script("keras_multi_gpu", monkeypatch, "--model=VGG19", "--size=32", "--samples=8", f"--save={saved}")
+    shown = capsys.readouterr()
+    assert "2 towers on the CPU" in shown.err and f"Saved {saved}" in shown.out
+    assert keras.models.load_model(saved).input_shape == (None, 32, 32, 3)
 
 
 def test_a_dcgan_writes_pictures_and_saves_its_generator(tmp_path, monkeypatch, capsys):
     pictures, saved = tmp_path / "there" / "pictures", tmp_path / "generator.keras"
     words = ["--steps=2", "--batch_size=8", f"--pictures={pictures}", f"--save={saved}"]
-    monkeypatch.setattr(sys, "argv", ["script", *words])
-    assert runpy.run_path(jobs.ROOT / "scripts" / "keras_dcgan.py")["main"]([]) == 0
+    run_script("keras_dcgan", monkeypatch, *words)
     shown = capsys.readouterr()
     assert "2 towers on the CPU" in shown.err and re.search(r"d_loss: 1\.\d+ - g_loss: 0\.\d+", shown.out)
     picture = tf.io.decode_png((pictures / "epoch-001.png").read_bytes())
@@ -89,10 +109,8 @@ def test_retinal_images_from_folders_have_pixels_from_0_to_1(tmp_path, monkeypat
             for i in range(8):
                 image = np.full([40, 50, 1], value, np.uint8)
                 (folder / f"{label}-{i}.jpeg").write_bytes(tf.io.encode_jpeg(image).numpy())
-    monkeypatch.setattr(sys, "argv", ["script", f"--data_dir={tmp_path}", "--size=32", "--batch_size=8"])
-    monkeypatch.setattr(tf.compat.v1.logging, "set_verbosity", lambda _: None)
-    script = runpy.run_path(jobs.ROOT / "scripts" / "estimator_retinal_oct.py")
-    assert script["main"]([]) == 0
+    words = [f"--data_dir={tmp_path}", "--size=32", "--batch_size=8"]
+    script = run_script("estimator_retinal_oct", monkeypatch, *words)
     assert timed(capsys.readouterr().out) == 2  # 32 images, 2 towers of 8
     images, labels = next(iter(script["input_fn"](f"{tmp_path}/test/*/*.jpeg", script["LABELS"], num_epochs=1)))
     np.testing.assert_allclose(images[:, 16, 16, 0], np.array(list(pixels.values()))[labels.numpy().argmax(1)] / 255)

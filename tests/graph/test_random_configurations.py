@@ -84,6 +84,6 @@ def check(case):
 def test_random_towers_one_resuming_the_other_are_one_tower(request):
     """Four towers' cuts a case, each resuming the one before."""
     thorough = request.config.getoption("--thorough")
-    settings = hypothesis.settings(max_examples=100 if thorough else 3, derandomize=not thorough, deadline=None,
+    settings = hypothesis.settings(max_examples=100 if thorough else 2, derandomize=not thorough, deadline=None,
                                    database=None, suppress_health_check=list(hypothesis.HealthCheck))  # fmt: skip
     settings(hypothesis.given(cases())(check))()

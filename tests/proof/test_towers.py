@@ -133,7 +133,8 @@ def test_heavy_steps_are_fewer_and_smaller(monkeypatch):
 
 @pytest.mark.parametrize(("change", "why"), [
     (lambda logits: 0 * logits, "every gradient of the loss is 0 (3 steps of 8 examples, float64; "),
-    (lambda logits: logits + tf.sqrt(0 * logits), "the loss is not finite, or its gradients (3 steps of 8 examples, float64; "),
+    (lambda logits: logits + tf.sqrt(0 * logits),
+     "the loss is not finite, or its gradients (3 steps of 8 examples, float64; "),
 ])  # fmt: skip
 def test_what_shows_nothing_is_said_so(change, why):
     outcome = compared(plain, lambda logits, labels: tf.reduce_mean(change(logits)))
