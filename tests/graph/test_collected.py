@@ -1,12 +1,14 @@
 """Losses in TensorFlow 1's collections, and variables that networks assign themselves: once for all towers."""
 
+import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 import toy_workload
 import trainings
 from tensorflow.python.layers import core
 
-from tower_train import Workload
+from tower_train import Workload, keras_network
 from tower_train.measures import softmax_cross_entropy
 from tower_train.workload import DataRequest
 
@@ -104,19 +106,38 @@ def test_towers_find_their_own_copies_in_collections_and_by_name(network):
         trainings.assert_same(train(num_gpus=2, batch_size=4, variable_update=update), one)
 
 
-def test_a_state_that_follows_the_weights_reads_them_before_their_update():
+def followed(features, training):
+    kernels = [v1.get_variable(f"w{i}", [4, 3], features.dtype) for i in range(16)]
+    for i, kernel in enumerate(kernels):
+        v1.get_variable(f"slow{i}", [4, 3], features.dtype, trainable=False).assign(1 * kernel)
+    return features @ tf.add_n(kernels)
+
+
+class Halving(keras.layers.Layer):
+    """Assigns weights that are trained, as Keras' SpectralNormalization does."""
+
+    def build(self, shape):
+        self.kernels = [self.add_weight((shape[-1], 3), name=f"w{i}") for i in range(16)]
+
+    def call(self, inputs):
+        for kernel in self.kernels:
+            kernel.assign(0.5 * kernel)
+        return inputs @ sum(self.kernels)
+
+
+@pytest.mark.parametrize(
+    ("network", "factor"),
+    [(followed, 1), (keras_network(lambda: keras.Sequential([keras.Input([4]), Halving()])), 0.5)],
+)
+def test_states_follow_weights_before_their_update_which_comes_after_what_layers_assign(network, factor):
     """Sixteen variables of 40 steps each, as the order of two operations is chance."""
-
-    def network(features, training):
-        kernels = [v1.get_variable(f"w{i}", [4, 3], features.dtype) for i in range(16)]
-        for i, kernel in enumerate(kernels):
-            v1.get_variable(f"slow{i}", [4, 3], features.dtype, trainable=False).assign(1 * kernel)
-        return features @ tf.add_n(kernels)
-
     workload, examples = Workload("n", None, network), toy_workload.load(DataRequest("train"))
-    with trainings.opened(workload, examples, batch_size=8, learning_rate=0.5) as (built, session):
+    with trainings.opened(workload, examples, batch_size=8, learning_rate=0.5, optimizer="sgd") as (built, session):
+        weights = [v.op.name for v in built.saved.variables if v.trainable]
         for _ in range(40):
             before = trainings.snapshot(built, session)
             session.run(built.report)
             after = trainings.snapshot(built, session)
-            assert all((after[f"slow{i}"] == before[f"w{i}"]).all() for i in range(16))
+            assert all((after[f"slow{i}"] == before[f"w{i}"]).all() for i in range(16) if network is followed)
+            moves = [after[name] - factor * before[name] for name in weights]  # all have one gradient
+            assert len(moves) == 16 and np.abs(moves).max() > 1e-6 and np.ptp(moves, axis=0).max() < 1e-6
