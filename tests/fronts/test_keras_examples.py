@@ -9,7 +9,8 @@ from keras_twins import assert_same, fit_both
 import tower_train
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+# Two workers train the others in test_multi_worker_models.py.
+@pytest.mark.parametrize("name", [name for name, example in EXAMPLES.items() if not example.on_workers])
 def test_two_towers_train_what_keras_does_on_one_device(float64, name):
     example = EXAMPLES[name]
     data = example.data()

@@ -30,20 +30,15 @@ def before_and_after(session, built, steps):
 
 
 def test_towers_match_one_tower(examples):
-    options = dict(steps=6)
-    one = train(examples, small(), **options)
-    for num_towers, update in ((2, "mirrored"), (4, "cpu")):
-        options |= dict(num_gpus=num_towers, batch_size=8 // num_towers, variable_update=update)
-        trainings.assert_same(train(examples, small(), **options), one)
+    several = train(examples, small(), 6, num_gpus=4, batch_size=2, variable_update="mirrored")
+    trainings.assert_same(several, train(examples, small(), 6))
 
 
-@pytest.mark.parametrize(
-    "optimizer", [lambda: "adam", lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())]
-)
-def test_a_model_that_build_compiles_or_loads_compiled_trains_as_the_plain_one(examples, float64, tmp_path, optimizer):
+def test_a_model_that_build_compiles_or_loads_compiled_trains_as_the_plain_one(examples, float64, tmp_path):
     def compiled():
         model = small()()
-        model.compile(optimizer(), "mse", metrics=["mae", keras.metrics.Mean()])
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())  # of both classes that are patched
+        model.compile(optimizer, "mse", metrics=["mae", keras.metrics.Mean()])
         return model
 
     model = compiled()
@@ -164,10 +159,9 @@ def freezing(count):
     return make
 
 
-@pytest.mark.parametrize("count", [4, 6])
-def test_frozen_layers_stay_as_they_are_and_cost_nothing(examples, count):
+def test_frozen_layers_stay_as_they_are_and_cost_nothing(examples):
     def make():
-        model = freezing(count)()
+        model = freezing(4)()
         model.get_layer("batch_normalization").moving_mean.assign([1.0, 2, 3, 4])
         return model
 
@@ -176,8 +170,6 @@ def test_frozen_layers_stay_as_they_are_and_cost_nothing(examples, count):
         start, ended, _ = before_and_after(session, built, 5)
     frozen = {"conv2d", "batch_normalization"}
     trained = {"conv2d_1", "batch_normalization_1", "dense"}
-    if count == 6:
-        frozen, trained = frozen | trained - {"dense"}, {"dense"}
     for name in start:
         layer = name.partition("/")[0]
         if layer in frozen:
@@ -190,9 +182,8 @@ def test_frozen_layers_stay_as_they_are_and_cost_nothing(examples, count):
     # What a step computes of the graph: TensorFlow adds ops to it that it never runs.
     needed = v1.graph_util.extract_sub_graph(built.graph.as_graph_def(), [built.train_op.name]).node
     gradients = [node.op for node in needed if "/gradients/" in node.name]
-    assert gradients.count("Conv2DBackpropFilter") == 2 * ("conv2d_1" in trained)
-    assert gradients.count("FusedBatchNormGradV3") == 2 * ("batch_normalization_1" in trained)
-    assert gradients.count("MatMul") == 2 * (2 if "conv2d_1" in trained else 1)
+    assert gradients.count("Conv2DBackpropFilter") == gradients.count("FusedBatchNormGradV3") == 2
+    assert gradients.count("MatMul") == 4
     assert "Conv2DBackpropInput" not in gradients, "nothing goes back through a frozen layer"
     assert {name.split(" of ")[-1].partition("/")[0] for name in built.checked[1:]} == trained
 
@@ -244,9 +235,8 @@ def test_constraints_hold_after_a_step(examples):
     np.testing.assert_allclose(np.sqrt(np.sum(ended["conv2d_1/kernel"] ** 2, axis=(0, 1, 2))), 1, rtol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_variables_are_never_below_float32(examples, dtype):
-    losses, ended = train(examples, small(), 30, dtype=dtype, learning_rate=0.1)
+def test_variables_are_never_below_float32(examples):
+    losses, ended = train(examples, small(), 30, dtype="bfloat16", learning_rate=0.1)
     assert {value.dtype for value in ended.values()} <= {np.dtype("float32"), np.dtype("int64")}
     assert np.mean(losses[-5:]) < np.mean(losses[:5])
 

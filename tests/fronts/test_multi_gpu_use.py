@@ -245,8 +245,8 @@ class TestMisuse:
     @pytest.mark.parametrize(
         "output",
         [
-            lambda x: keras.ops.stack([x[:, 0], x[:, 1]]), lambda x: keras.ops.transpose(x, [1, 0]),
-            lambda x: keras.ops.reshape(keras.ops.mean(x), [1]), lambda x: tf.boolean_mask(x, x < 1e-3)[:3],
+            lambda x: keras.ops.stack([x[:, 0], x[:, 1]]), lambda x: keras.ops.reshape(keras.ops.mean(x), [1]),
+            lambda x: tf.boolean_mask(x, x < 1e-3)[:3],
         ],
     )  # fmt: skip
     def test_an_output_whose_first_axis_is_not_the_batch(self, output):
@@ -289,15 +289,13 @@ class TestMisuse:
         x, y = data(16, 4)
         for last, loss, lines in (
             (None, "sparse_categorical_crossentropy", 1),
-            (None, keras.losses.SparseCategoricalCrossentropy(), 1),
             (None, keras.losses.SparseCategoricalCrossentropy(from_logits=True), 0),
             ("softmax", "sparse_categorical_crossentropy", 0),
-            (None, "mse", 0),
         ):
             model = keras.Sequential([keras.Input([4]), layers.Dense(3, last, name="out")])
             parallel = tower_train.multi_gpu_model(model, gpus=2)
             parallel.compile("sgd", loss)
-            parallel.fit(x, np.eye(3)[y] if loss == "mse" else y, verbose=0)
+            parallel.fit(x, y, verbose=0)
             told = capsys.readouterr().err
             assert told.count("its output out ends without a softmax or sigmoid, but the loss takes") == lines
 
@@ -306,8 +304,7 @@ class TestMisuse:
         of_rows = lambda x: keras.ops.mean(x**2)  # noqa: E731
         build = lambda: keras.Sequential([keras.Input([4]), layers.Dense(3), layers.Lambda(of_rows)])  # noqa: E731
         settings = {"optimizer": "sgd", "loss": lambda _, output: output}
-        for gpus in (1, 2, 3):
-            assert_same(fit_both(build, gpus, settings, x, y, batch_size=8), 1e-12)
+        assert_same(fit_both(build, 3, settings, x, y, batch_size=8), 1e-12)
 
     def test_a_model_of_keras_2(self):
         import tf_keras

