@@ -75,19 +75,22 @@ class Log(Action):
         self._has_advised = False
 
     def is_due(self, step):
-        return self._bar.is_shown or step % self._every_steps == 0 or self._training.is_summarized(step)
+        return self._bar.is_shown or self._has_line(step) or self._training.is_summarized(step)
 
     def __call__(self, step, report):
         if report.summary:
             self._writer.add(step, summary=v1.Summary.FromString(report.summary))
-        if step % self._every_steps == 0:
+        if self._has_line(step):
             self._log(step, report)
         else:
             self._bar.update(step)
 
     def end(self, step):
-        if step != self._last_step:  # a short start, or one that a signal ended, has a line too
+        if step != self._last_step:  # a start that ended early has a line too
             self._log(step, self._training.report)
+
+    def _has_line(self, step: int) -> bool:
+        return step % self._every_steps == 0 or step == self._training.plan.end  # before its evaluation
 
     def _log(self, step: int, report: StepReport) -> None:
         layout, now, loss = self._graph.layout, self._training.now(), float(report.loss)
