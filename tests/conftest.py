@@ -1,4 +1,4 @@
-"""Things that tests of several rooms share. Every test runs on the CPU, also where there are GPUs."""
+"""Things that tests of several packages share. Every test runs on the CPU, also where there are GPUs."""
 
 import gc
 import json

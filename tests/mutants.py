@@ -3,7 +3,7 @@
     python tests/mutants.py tower_train/graph --count=40 --seed=1
 
 Works in two copies of the repository, one for each of two processes. The whole suite runs once without a bug, to learn
-which tests execute each line; then each mutant meets those of its line, the fastest of its own room first, until one
+which tests execute each line; then each mutant meets those of its line, the fastest of its own package first, until one
 fails. A survivor is printed with its line, to be given a test, or to be shown equal to the program.
 """
 
@@ -34,7 +34,7 @@ import tensorflow  # noqa: F401
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 _PROCESSES = 2
 _SUITE_SECS, _MUTANT_SECS = 3600, 600  # at most: of all tests, without a mutant; of a mutant's tests
-_FAR_SECS = 120  # of tests of other rooms for one mutant
+_FAR_SECS = 120  # of tests of other packages for one mutant
 _BINARY = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "//"}
 _COMPARISON = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
                ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in"}  # fmt: skip
@@ -241,16 +241,18 @@ def is_caught(mutant: Mutant, tests: dict[str, float]) -> bool:
 
     Args:
       mutant: the bug.
-      tests: those that execute its line, with the seconds that each takes. If these pass all of the room run, as
+      tests: those that execute its line, with the seconds that each takes. If these pass all of the package run, as
         processes of theirs may execute it.
     """
     original = (_copy / mutant.path).read_bytes()
-    room = next((f"tests/{part}/" for part in mutant.path.parent.parts if (ROOT / "tests" / part).is_dir()), "tests/")
-    near = sorted((test for test in tests if test.startswith(room)), key=tests.get)
+    package = next(
+        (f"tests/{part}/" for part in mutant.path.parent.parts if (ROOT / "tests" / part).is_dir()), "tests/"
+    )
+    near = sorted((test for test in tests if test.startswith(package)), key=tests.get)
     far = sorted(tests.keys() - set(near), key=tests.get)
     secs = itertools.accumulate(map(tests.get, far))
     far = [test for test, until in zip(far, secs, strict=True) if until < _FAR_SECS]
-    for group in filter(None, (near, far, [room])):
+    for group in filter(None, (near, far, [package])):
         (_copy / mutant.path).write_bytes(changed(mutant))
         shutil.rmtree(_copy / ".pytest_cache", ignore_errors=True)
         failed = not passes(*group)

@@ -1,4 +1,4 @@
-"""Fixtures of this room's tests."""
+"""Fixtures of the front ends' tests."""
 
 import keras
 import keras_twins

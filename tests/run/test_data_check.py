@@ -13,7 +13,7 @@ from PIL import Image
 
 from tower_train import Examples, Workload, errors
 from tower_train.data import tf_data
-from tower_train.run import data_check, sheet
+from tower_train.run import data_check, example_images
 from tower_train.workload import DataRequest
 
 GRAYS = np.arange(24) * 10
@@ -21,7 +21,7 @@ CENTRES = [(8 + column * 136 + 64, 8 + row * 152 + 64) for row in range(4) for c
 
 
 def centres(png):
-    """The sheet's images' middle pixels, red only."""
+    """The drawn images' middle pixels, red only."""
     picture = Image.open(io.BytesIO(png))
     assert picture.size == (8 + 6 * 136, 8 + 4 * 152)
     return [picture.getpixel(centre)[0] for centre in CENTRES]
@@ -59,12 +59,12 @@ def test_values_of_any_range_are_stretched_together():
     """By one factor, so that an image of half the brightness is drawn so; a pixel in a thousand does not count."""
     images = np.stack([np.full([8, 8, 3], value) for value in np.linspace(-1, 1, 24)])
     images[0, 0, 0, 0], images[1, 0, 0, 0] = 1e6, np.nan
-    assert centres(sheet.draw(images, np.zeros(24))) == pytest.approx(np.linspace(0, 255, 24), abs=0.51)
+    assert centres(example_images.draw(images, np.zeros(24))) == pytest.approx(np.linspace(0, 255, 24), abs=0.51)
 
 
 @pytest.mark.parametrize(("height", "width"), [(4, 2), (2, 4)])
 def test_a_small_image_is_drawn_with_its_pixels_in_the_middle_of_its_cell_and_a_large_one_averaged(height, width):
-    png = sheet.draw(np.full([2, height, width, 1], 9, np.uint8), np.zeros(2))
+    png = example_images.draw(np.full([2, height, width, 1], 9, np.uint8), np.zeros(2))
     rows, columns = np.where(np.array(Image.open(io.BytesIO(png)))[: 8 + 32 * height, :, 0] == 9)
     assert (rows.min(), rows.max()) == (8, 8 + 32 * height - 1)
     left = 8 + (128 - 32 * width) // 2
@@ -73,7 +73,7 @@ def test_a_small_image_is_drawn_with_its_pixels_in_the_middle_of_its_cell_and_a_
         image = np.broadcast_to(
             np.uint8(200 * (np.arange(rows) % 2))[:, np.newaxis, np.newaxis], [1, rows, rows // 4, 1]
         )
-        picture = np.array(Image.open(io.BytesIO(sheet.draw(image, np.zeros(1)))))
+        picture = np.array(Image.open(io.BytesIO(example_images.draw(image, np.zeros(1)))))
         assert set(picture[8 + 32 : 8 + 96, 8 + 64, 0]) == shown
 
 
@@ -88,7 +88,7 @@ def test_a_small_image_is_drawn_with_its_pixels_in_the_middle_of_its_cell_and_a_
     (b"x", (), ""),
 ])  # fmt: skip
 def test_labels_are_told_as_far_as_they_fit(label, names, text):
-    assert "\n".join(sheet.caption(np.array(label), names)) == text
+    assert "\n".join(example_images.caption(np.array(label), names)) == text
 
 
 NAMES = ("ant", "bee", "cat")
@@ -173,8 +173,8 @@ def test_a_name_is_written_by_a_font_that_has_its_letters_or_as_a_number():
     images = np.zeros([2, 128, 128, 3], np.uint8)
 
     def drawn(*names):
-        sheet_of = Image.open(io.BytesIO(sheet.draw(images, np.arange(2), names)))
-        return [np.array(sheet_of)[136:, 8 + 136 * i : 136 + 136 * i] for i in range(2)]
+        picture = Image.open(io.BytesIO(example_images.draw(images, np.arange(2), names)))
+        return [np.array(picture)[136:, 8 + 136 * i : 136 + 136 * i] for i in range(2)]
 
     pytest.importorskip("matplotlib")
     assert not np.array_equal(*drawn("Кот", "Пёс")) and (drawn("Кот", "Пёс")[0] < 128).any()

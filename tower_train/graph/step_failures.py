@@ -46,7 +46,7 @@ def explained(
         raise errors.DataError(
             f"{name}: its dataset ended before the last step. Make it endless with .repeat()."
         ) from None
-    except tf.errors.ResourceExhaustedError:  # see shortages.py
+    except tf.errors.ResourceExhaustedError:  # see out_of_memory.py
         raise
     except tf.errors.UnimplementedError as error:
         if "determinis" not in error.message.lower():

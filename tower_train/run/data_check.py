@@ -1,4 +1,4 @@
-"""The look at training examples before a new run: likely mistakes, and a sheet of examples as the network gets them."""
+"""The look at a new run's examples: likely mistakes, and a picture of examples as the network gets them."""
 
 import contextlib
 import functools
@@ -14,7 +14,7 @@ from tower_train.graph import step_failures, summaries
 from tower_train.graph.layout import Layout
 from tower_train.graph.stream import training_stream
 from tower_train.inference.evaluation_graph import evaluation_stream
-from tower_train.run import sheet
+from tower_train.run import example_images
 from tower_train.workload import Workload
 
 v1 = tf.compat.v1
@@ -32,7 +32,7 @@ def look(workload: Workload, examples: Examples, seed: int) -> tuple[list[str], 
     with the workload's `prepare`.
 
     Returns:
-      The warnings, and the sheet of examples as the network gets them, a PNG; None if they are no images.
+      The warnings, and a picture of examples as the network gets them, a PNG; None if they are no images.
 
     Raises:
       DataError: a label that is no class, one class only, or examples that cannot be read.
@@ -43,7 +43,7 @@ def look(workload: Workload, examples: Examples, seed: int) -> tuple[list[str], 
     for part in sorted(parts):
         for values in tf.nest.flatten(parts[part]):
             lines += _about_features(values, examples.name, f"features {part}".strip())
-    return lines, sheet.draw(*first, examples.class_names) if first else None
+    return lines, example_images.draw(*first, examples.class_names) if first else None
 
 
 def _look_at(workload: Workload, examples: Examples, seed: int) -> tuple[tuple, tuple | None]:
@@ -54,7 +54,7 @@ def _look_at(workload: Workload, examples: Examples, seed: int) -> tuple[tuple, 
         stream = evaluation_stream(workload, sample, _BATCH, 1)
         images, trained, first = _image(stream.batches[0]), None, None
         if images is not None:
-            trained = training_stream(workload, examples, seed, tf.zeros([], tf.int64), Layout(sheet.IMAGES))
+            trained = training_stream(workload, examples, seed, tf.zeros([], tf.int64), Layout(example_images.IMAGES))
             images = _image(trained.batches[0][0])
         with v1.Session(config=config) as session:
             session.run([v1.tables_initializer(), stream.initializer])

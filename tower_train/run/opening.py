@@ -8,7 +8,7 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.cluster.membership import Membership
 from tower_train.console import enumeration, say
-from tower_train.graph import elements, shortages, step_failures, summaries
+from tower_train.graph import elements, out_of_memory, step_failures, summaries
 from tower_train.graph.record import TrainingGraph
 from tower_train.graph.training import build_step
 from tower_train.proof.towers import compare_towers, is_due
@@ -42,8 +42,8 @@ def open_training(plan: Plan, membership: Membership, received: Received, user_h
         note_stall = membership.note_stall if layout.num_replicas > 1 else lambda what, seconds: None
         training.watchdog = StepWatchdog(plan.config.stall_timeout_secs, graph.progress, note_stall)
         stack.enter_context(training.watchdog)
-        shortages.check_tensors(graph.train_op, layout.tower_batch, accumulate_steps, plan.step.is_compiled)
-        stack.enter_context(shortages.explained(layout.tower_batch, accumulate_steps))
+        out_of_memory.check_tensors(graph.train_op, layout.tower_batch, accumulate_steps, plan.step.is_compiled)
+        stack.enter_context(out_of_memory.explained(layout.tower_batch, accumulate_steps))
         stack.enter_context(membership.failures_named())
         stack.enter_context(
             step_failures.explained(
@@ -120,7 +120,7 @@ def _prepare_chief(
             if fresh:
                 notes.append(f"Not in {newest}, initialised afresh: {enumeration(fresh, _MOST_NAMES)}.")
     if config.check_data and not newest:
-        warnings, training.sheet = data_check.look(plan.workload, plan.examples, config.seed)
+        warnings, training.example_images = data_check.look(plan.workload, plan.examples, config.seed)
         notes += warnings
     training.evaluations = Evaluations(plan.run_dir, config, plan.workload, plan.examples)
     stack.callback(training.evaluations.close)
@@ -165,9 +165,9 @@ def _chiefs_actions(training: Training, stack: contextlib.ExitStack) -> list[Act
     writer.add(plan.steps_done + 1, session_log=v1.SessionLog(status=v1.SessionLog.START))
     if not plan.steps_done:
         writer.add(0, graph_def=summaries.serialized_graph(training.graph.graph))
-    if training.sheet:
-        logs.add_image(writer, "examples", training.sheet)
-        plan.run_dir.write_image(directory.SHEET, training.sheet)
+    if training.example_images:
+        logs.add_image(writer, "examples", training.example_images)
+        plan.run_dir.write_image(directory.EXAMPLE_IMAGES, training.example_images)
     return [
         actions.Log(training, bar, metrics, writer),
         stack.enter_context(contextlib.closing(actions.Profile(training))),

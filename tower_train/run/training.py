@@ -31,7 +31,7 @@ class Training:
         self.run_json: dict = {}  # of this start
         self.checkpoints: checkpoint.Checkpoints | None = None  # the chief's
         self.evaluations: Evaluations | None = None  # the chief's
-        self.sheet: bytes | None = None  # a PNG of a new run's first examples, if it was drawn
+        self.example_images: bytes | None = None  # a PNG of a new run's first examples, if it was drawn
         self.session: v1.Session | None = None
         self.watchdog: StepWatchdog | None = None
         self.actions: Sequence[Action] = ()  # due after a step, in this order

@@ -16,7 +16,7 @@ from tower_train.console import one_line, say
 from tower_train.run_dir import checkpoint, disk, json_files
 from tower_train.run_dir.json_files import BEST, METRICS, RESULT, RUN
 
-LOCK, BEST_FOLDER, SHEET = ".lock", "best", "examples.png"
+LOCK, BEST_FOLDER, EXAMPLE_IMAGES = ".lock", "best", "examples.png"
 _UPDATE_LOCK = ".result.json.lock"
 _LOCK_TRIES, _LOCK_PAUSE_SECS = 5, 0.05
 # Files and folders that a run writes to while it trains.
@@ -25,7 +25,7 @@ _WRITTEN = re.compile(
 )
 # Files of a start that failed before its first step, useless without one.
 _OF_A_START = re.compile(
-    rf"{re.escape(LOCK)}|{re.escape(RUN)}|\.{re.escape(RUN)}\.[0-9a-f]{{8}}|{re.escape(SHEET)}|events\.out\.tfevents\..*"
+    rf"{re.escape(LOCK)}|{re.escape(RUN)}|\.{re.escape(RUN)}\.[0-9a-f]{{8}}|{re.escape(EXAMPLE_IMAGES)}|events\.out\.tfevents\..*"
 )
 
 

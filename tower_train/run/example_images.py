@@ -1,4 +1,4 @@
-"""A sheet of training examples as the network gets them, with their labels, as a PNG."""
+"""A picture of training examples as the network gets them, with their labels, as a PNG."""
 
 import contextlib
 import importlib.util
@@ -33,7 +33,7 @@ _CLIPPED = 0.5  # percent of the pixels at either end, so that a few bright ones
 
 
 def draw(images: np.ndarray, labels: np.ndarray, class_names: Sequence[str] = ()) -> bytes:
-    """Draws a sheet of images [n, height, width, 1, 3 or 4] with labels [n, ...]; returns a PNG.
+    """Draws images [n, height, width, 1, 3 or 4] with labels [n, ...]; returns a PNG.
 
     Values other than 0..255 in uint8 are stretched, all by the same factor, so that brightness can be compared.
     """
@@ -49,21 +49,21 @@ def draw(images: np.ndarray, labels: np.ndarray, class_names: Sequence[str] = ()
         texts = [caption(label, names) for label in labels]
     rows, across = -(-len(images) // _COLUMNS), _CELL + _GAP
     down = height + _LINE * max(map(len, texts)) + _GAP
-    sheet = Image.new("RGB", (_COLUMNS * across + _GAP, rows * down + _GAP), "white")
-    pen = ImageDraw.Draw(sheet)
+    canvas = Image.new("RGB", (_COLUMNS * across + _GAP, rows * down + _GAP), "white")
+    pen = ImageDraw.Draw(canvas)
     for i, (image, lines) in enumerate(zip(pixels, texts, strict=True)):
         row, column = divmod(i, _COLUMNS)
         x, y = _GAP + column * across, _GAP + row * down
         picture = Image.fromarray(image[:, :, 0] if image.shape[-1] == 1 else image).convert("RGB")
         is_enlarged = max(size) < _CELL  # then pixels are to be seen
         how = Image.Resampling.NEAREST if is_enlarged else Image.Resampling.LANCZOS
-        sheet.paste(picture.resize((max(width, 1), max(height, 1)), how), (x + (_CELL - width) // 2, y))
+        canvas.paste(picture.resize((max(width, 1), max(height, 1)), how), (x + (_CELL - width) // 2, y))
         for line, text in enumerate(lines):
             while text and pen.textlength(text, font) > _CELL:
                 text = text.removesuffix("…")[:-1] + "…"
             pen.text((x + _CELL // 2, y + height + line * _LINE), text, "black", font, anchor="ma")
     file = io.BytesIO()
-    sheet.save(file, "PNG")
+    canvas.save(file, "PNG")
     return file.getvalue()
 
 

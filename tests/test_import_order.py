@@ -1,4 +1,4 @@
-"""Imports run one way through the rooms of the package: read from the sources by ast."""
+"""Imports run one way through the packages of tower_train: read from the sources by ast."""
 
 import ast
 import graphlib
@@ -8,7 +8,7 @@ import jobs
 import pytest
 
 # From the top: a module may import what stands below it, and nothing above it.
-ROOMS = ("fronts", "bench", "run", "proof", "inference", "cluster", "run_dir", "graph", "data", "options")
+PACKAGES = ("fronts", "bench", "run", "proof", "inference", "cluster", "run_dir", "graph", "data", "options")
 VOCABULARY = {"errors", "console", "config", "examples", "workload", "layers", "normalization", "random_layers",
               "initializers", "host", "files", "arrays", "measures", "user_functions"}  # fmt: skip
 OF_VOCABULARY = {
@@ -40,20 +40,24 @@ def imports(source, known):
 
 
 def place(module):
-    """The height at which a module stands, commands and programs above all rooms; None in the vocabulary."""
+    """The height at which a module stands, commands and programs above all of them; None in the vocabulary."""
     if module == "tower_train":  # the public names, by which the benchmark measures
         return place("tower_train.bench")
     package, *rest = module.split(".")
     if package == "tower_train" and rest[0] in VOCABULARY:
         return None
-    return len(ROOMS) - ROOMS.index(rest[0]) if package == "tower_train" and rest[0] in ROOMS else len(ROOMS) + 1
+    return (
+        len(PACKAGES) - PACKAGES.index(rest[0])
+        if package == "tower_train" and rest[0] in PACKAGES
+        else len(PACKAGES) + 1
+    )
 
 
 def is_upwards(module, imported):
     """Returns whether one module may not import another."""
     if place(module) is None:
-        room = imported.partition(".")[2]
-        return place(imported) is not None and room not in OF_VOCABULARY and room.partition(".")[0] not in OF_VOCABULARY
+        rest = imported.partition(".")[2]
+        return place(imported) is not None and rest not in OF_VOCABULARY and rest.partition(".")[0] not in OF_VOCABULARY
     if imported == "cifar10" or imported.startswith("cifar10."):
         return not module.startswith("cifar10")
     return place(imported) is not None and place(imported) > place(module)
