@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import ctypes
 import functools
 import gc
 import multiprocessing
@@ -14,6 +15,8 @@ import types
 from multiprocessing import forkserver
 
 SHARED = "TOWER_TRAIN_TESTS_FORK_SERVER"  # the address of the one that all processes of pytest-xdist use
+
+NETWORK = "TOWER_TRAIN_TESTS_NETWORK"  # a process's environment variable with the path of its network namespace
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tensorflow"])
@@ -110,6 +113,10 @@ def _run(module, words, environment, files, cwd):
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)
+    if NETWORK in environment:
+        with open(environment[NETWORK]) as namespace:
+            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0):
+                raise OSError(ctypes.get_errno(), f"setns {environment[NETWORK]}")
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where nohup runs the tests
     path = [cwd, *environment.get("PYTHONPATH", "").split(os.pathsep)]
     sys.path[:] = path + [entry for entry in sys.path if entry not in path]

@@ -1,7 +1,8 @@
 """A graph-mode program with a session of its own, as its author wrote it: python session_program.py FOLDER FAULT
 
 It trains x w - e[i] to be 0, w by momentum and the rows of e by Adam in turns, on this worker's part of 12 examples,
-from a checkpoint in its second half. FAULT is what the last worker does then, while the others take one step more.
+from a checkpoint in its second half. FAULT is what the last worker does then, while the others take one step more, with
+"asleep" in a session that nobody else knows.
 """
 
 import os
@@ -61,6 +62,7 @@ def main(folder, fault):
         places = v1.placeholder(tf.float64, [None, 4]), v1.placeholder(tf.int64, [None])
         turns, fed = train_ops(cluster, *places), dict(zip(places, (features, rows), strict=True))
         hooks, values = [tower_train.BroadcastGlobalVariablesHook(0)], {}
+        initialize = v1.global_variables_initializer()
         for half in range(2):
             with v1.train.MonitoredTrainingSession(
                 master=cluster.target, config=cluster.session_config, hooks=hooks,
@@ -76,6 +78,10 @@ def main(folder, fault):
                     np.savez(f"{folder}/{cluster.rank}.npz", **values)
                     if cluster.rank == cluster.size - 1:
                         commit(fault)
+                    if fault == "asleep":
+                        with v1.Session(cluster.target, config=cluster.session_config) as session:
+                            session.run(initialize)
+                            session.run(turns[0], fed)
                     session.run(turns[0], fed)
 
 
@@ -89,4 +95,7 @@ def commit(fault):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    finally:
+        print("cleaned up")

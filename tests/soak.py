@@ -19,21 +19,23 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import jobs  # noqa: E402
+import network  # noqa: E402
 import small_disk  # noqa: E402
 from soak_runs import DISTURBANCES, KINDS, Lost, Run  # noqa: E402
 
 from tower_train import Config, train  # noqa: E402
 
-TRIALS_OF_A_RUN = 12
+TRIALS_OF_A_RUN = 11  # and its end
 
 
-def trials_of_runs(kind, trials, draw, folder, disk, report):
+def trials_of_runs(kind, trials, draw, folder, disk, machines, report):
     """Disturbs runs of a kind, one after the other; each may be lost with the trial that it is in."""
-    todo = [what for what, kinds in DISTURBANCES.items() if kind in kinds]
+    has = {"full disk": disk, "lost packets": machines}
+    todo = [what for what, kinds in DISTURBANCES.items() if kind in kinds and has.get(what, True)]
     waiting = [what for _ in range(-(-trials // len(todo))) for what in draw.sample(todo, len(todo))][:trials]
     while waiting and not report.is_over():
         folder_of_run = folder / f"{kind}{len(waiting)}"
-        with contextlib.closing(Run(KINDS[kind], draw, folder_of_run, disk)) as run:
+        with contextlib.closing(Run(KINDS[kind], draw, folder_of_run, disk, machines)) as run:
             what, fault = "the start", ""
             try:
                 run.await_step()
@@ -41,8 +43,8 @@ def trials_of_runs(kind, trials, draw, folder, disk, report):
                     if waiting and not report.is_over():
                         report.trials[what := waiting.pop()] += 1
                         run.disturb(what)
-                what = "the end"
-                run.end()
+                report.trials[what := draw.choice(["end", "end at last step"])] += 1
+                getattr(run, what.replace(" ", "_"))()
             except (Lost, AssertionError, subprocess.TimeoutExpired) as error:
                 fault = str(error)
             report.runs += 1
@@ -115,7 +117,9 @@ def main(words=None):
         with contextlib.ExitStack() as stack:
             has_disk = case == "alone" and small_disk.can_mount(folder / "disk")
             disk = stack.enter_context(small_disk.mounted(folder / "disk", 64)) if has_disk else None
-            trials_of_runs(case, asked.trials, draw, folder, disk, report)
+            has_network, workers = case != "alone" and network.can_make(), KINDS[case].workers
+            machines = stack.enter_context(contextlib.closing(network.Network(workers + 1))) if has_network else None
+            trials_of_runs(case, asked.trials, draw, folder, disk, machines, report)
         print(report, flush=True)
         faults += len(report.faults)
     if faults:

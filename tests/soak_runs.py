@@ -11,6 +11,7 @@ from typing import NamedTuple
 from unittest import mock
 
 import clusters
+import forked
 import jobs
 import numpy as np
 import small_disk
@@ -18,11 +19,11 @@ import soak_workload
 import tensorflow as tf
 
 TIMEOUT_SECS = 5  # of workers; a busy machine may take seconds for a heartbeat
-PATIENCE_SECS = 180  # for a step, once nothing more happens; a busy machine may take a minute to start workers
+PATIENCE_SECS = 240  # for a step, once nothing more happens; a busy machine may take a minute to start workers
 OPTIONS = clusters.NORM | dict(
     workload="soak_workload", save_every_steps=10, keep_checkpoints=4, eval_every_steps=40, summary_every_steps=10
 )
-WORKERS = dict(worker_timeout_secs=TIMEOUT_SECS, start_timeout_secs=60, stall_timeout_secs=60)
+WORKERS = dict(worker_timeout_secs=TIMEOUT_SECS, start_timeout_secs=100, stall_timeout_secs=60)
 
 
 class Kind(NamedTuple):
@@ -46,12 +47,15 @@ CLUSTERS = ("plain", "waiting", "elastic")
 DISTURBANCES = {
     "kill": tuple(KINDS), "stop": tuple(KINDS), "SIGTERM": tuple(KINDS), "SIGINT": ("alone",),
     "damaged checkpoint": ("alone",), "full disk": ("alone",), "stray": CLUSTERS, "wrong returner": CLUSTERS,
-    "garbage on the board": CLUSTERS, "cut connections": CLUSTERS,
+    "garbage on the board": CLUSTERS, "cut connections": CLUSTERS, "duplicate": CLUSTERS, "lost packets": CLUSTERS,
+    "at a start": tuple(KINDS), "at a first step": tuple(KINDS), "at a save": tuple(KINDS),
+    "at an evaluation": tuple(KINDS),
 }  # fmt: skip
 NAMED = r"worker (\d+) \([^)]*\)(?:: worker \1 \([^)]*\))? "
 # (pattern of a line with a worker's index, what must have been done to that one)
 CLAIMS = (
     (NAMED + r"(?:is missing|is lost|has not started|has ended|was told to end)", "touched"),
+    (r"worker (\d+) \([^)]*\),? (?:has come, but |which )?is not reached", "touched"),
     (NAMED + r"(?:cannot train|trains already|cannot be started)", "wrong"),
     (r"(\*\*\* Ignored) on the status board", "garbage"),
     (r"(The connection) to another worker was lost", "touched"),
@@ -73,44 +77,64 @@ class Run:
       draw: random numbers.
       folder: for its files, which is to be made.
       disk: a small file system for the run itself; None if there is none to fill.
+      network: a network.Network with a machine for each worker, and one more; None: all are on this one.
     """
 
-    def __init__(self, kind, draw, folder, disk=None):
+    def __init__(self, kind, draw, folder, disk=None, network=None):
         folder.mkdir()
+        self._network = network
         self._kind, self._draw, self._folder, self._disk = kind, draw, folder, disk
         self.train_dir, self._log = (disk or folder) / "run", folder / "log"
         self._options = OPTIONS | kind.options | dict(train_dir=self.train_dir, max_steps=jobs.ENDLESS)
         self.hosts, self._stack = clusters.hosts(kind.workers), contextlib.ExitStack()
-        self.running, self.due, self._strays = {}, dict.fromkeys(range(kind.workers), 0), []
-        self._done, self._done_before = set(), set()
+        if network:
+            self.hosts = [f"{address}:2222" for address in network.addresses[: kind.workers]]
+        self.running, self.due = {}, dict.fromkeys(range(kind.workers), 0)
+        self._strays = []  # (index, process, whether it has the same command as the right one)
+        self._starts = 0  # of right ones
+        self._is_ending = False  # who leaves with 0 stays away
+        self._done, self._done_before = {("touched", str(index)) for index in self.due}, set()  # nobody is there yet
         self._read = collections.Counter()  # characters of each process's output
         self.close = self._stack.close
         self.sizes = []  # in the end: numbers of workers of the starts that did a step
 
     def disturb(self, what):
         """Does it at some moment, and waits until all train again, except one time in four; Lost if they do not."""
-        if what == "full disk" and not self._disk:
-            return
         time.sleep(self._draw.choice([0, 0.3, 2]) * self._draw.random())
-        getattr(self, f"_{what.lower().replace(' ', '_')}")()
+        if what.startswith("at a"):
+            self._at(what)
+        else:
+            getattr(self, f"_{what.lower().replace(' ', '_')}")()
         if self._draw.random() < 0.75:
             self.await_step()
 
     def await_step(self):
         """Returns when all are there, strangers have gone, and a step is logged after now."""
-        deadline, sizes = time.monotonic() + PATIENCE_SECS, []
-        while self.due or self._strays or len(sizes) < 2 or sizes[-1] <= sizes[-2]:
-            self._tend()
+        sizes = []
+
+        def has_grown():
             if not self.due and not self._strays:  # a start may cut records off
                 path = self.train_dir / "metrics.jsonl"
                 sizes.append(path.stat().st_size if path.exists() else 0)
-            if time.monotonic() > deadline:
-                said = "\n".join(f"--- {index}:\n{each.output()}" for index, each in self.running.items())
-                raise Lost(f"no step in {PATIENCE_SECS} s:\n{said}")
-            time.sleep(0.02)
+            return len(sizes) > 1 and sizes[-1] > sizes[-2]
+
+        self._await(has_grown)
         self._look()
         garbage = {each for each in self._done if each[0] == "garbage"}  # stays until the row is written anew
         self._done, self._done_before = garbage, self._done
+
+    def _await(self, condition, pause_secs=0.02):
+        """Returns once it holds; starts meanwhile who is to start. Lost if that takes too long."""
+        deadline = time.monotonic() + PATIENCE_SECS
+        while not condition():
+            self._tend()
+            if time.monotonic() > deadline:
+                raise Lost(f"nothing came of it in {PATIENCE_SECS} s{self._situation()}")
+            time.sleep(pause_secs)
+
+    def _situation(self):
+        others = "".join(f"\n--- {index}:\n{each.output()[-2000:]}" for index, each in self.running.items())
+        return f"; due: {self.due}, now: {time.monotonic():.0f}, done: {self._done_before}, {self._done}{others}"
 
     # The disturbances.
 
@@ -161,11 +185,54 @@ class Run:
         filler.unlink()
 
     def _stray(self):
-        """A wrongly started worker comes to a place that is taken, and touches nobody: the same command, or others."""
+        """A worker of another cluster comes to a place that is taken, and touches nobody."""
         self.await_step()
-        hosts = [*self.hosts[:-1], *clusters.hosts(1)]
-        changes = self._draw.choice([{}, dict(worker_hosts=",".join(hosts), learning_rate=0.5)])
-        self.come(self._kind.workers - 1, **changes)
+        hosts = [*self.hosts[:-1], f"{self.hosts[-1].rpartition(':')[0]}:{clusters.hosts(1)[0].rpartition(':')[2]}"]
+        self.come(self._kind.workers - 1, worker_hosts=",".join(hosts), learning_rate=0.5)
+
+    def _duplicate(self):
+        """The same command comes a second time: beside a living worker, twice for a dead one, or on another machine."""
+        index, how = self._draw.randrange(self._kind.workers), self._draw.choice(["beside", "twice", "elsewhere"])
+        if how == "elsewhere" and self._network:
+            self.come(index, machine=self._kind.workers)
+        elif how == "twice" and index in self.running:
+            self.end_one(index, signal.SIGKILL, returns=False)
+            self._start(index)
+            self.come(index)
+        else:
+            self.await_step()
+            self.come(index)
+
+    def _lost_packets(self):
+        """No packet comes from a worker's machine or to it, for some time; perhaps its command comes on another one."""
+        cut = self._draw.randrange(self._kind.workers)
+        self._touch(*range(self._kind.workers))  # each of both sides misses the other
+        self._network.cut(cut)
+        if self._draw.random() < 0.3:
+            self.come(cut, machine=self._kind.workers)
+        end = time.monotonic() + self._draw.choice([3, TIMEOUT_SECS + 3, 25]) * self._draw.uniform(0.8, 1)
+        self._await(lambda: time.monotonic() > end)
+        self._network.join(cut)
+
+    def _at(self, phase):
+        """One or all are killed, stopped or told to end in a phase of the run, and return."""
+        if phase in ("at a start", "at a first step") and 0 in self.running:
+            self.end_one(0, signal.SIGKILL)
+        before = self._count(phase)
+        self._await(lambda: self._count(phase) > before, 0.002)
+        if phase == "at a start":
+            time.sleep(8 * self._draw.random())
+        self._draw.choice([self._kill, self._stop, self._sigterm])()
+
+    def _count(self, phase):
+        """Returns a number that grows when the run comes to a phase."""
+        lines = self._log.read_text().splitlines() if phase in ("at a first step", "at an evaluation") else []
+        return {
+            "at a start": self._starts,
+            "at a first step": len({line.split()[3] for line in lines if line.startswith("batch")}),
+            "at a save": any(self.train_dir.glob("*.tempstate*")),
+            "at an evaluation": lines.count("evaluation"),
+        }[phase]
 
     def _wrong_returner(self):
         """A worker dies, and one with other options comes in its place before the right one."""
@@ -207,20 +274,26 @@ class Run:
         self.note("touched", *map(str, indices), "The connection")
         self.note("status", self._kind.status)
 
-    def _trainer(self, index, **changes):
+    def _start(self, index):
+        self._starts += 1
+        self.running[index] = self._trainer(index)
+
+    def _trainer(self, index, machine=None, **changes):
         variables = {
             soak_workload.LOG: str(self._log), soak_workload.CUT: str(self._folder / f"cut{index}"),
             soak_workload.PAUSE_SECS: str(self._draw.choice((0.02, 0.1))),
         }  # fmt: skip
+        if self._network:
+            variables[forked.NETWORK] = self._network.namespace(index if machine is None else machine)
         task = dict(worker_hosts=",".join(self.hosts), task_index=index) if self._kind.workers > 1 else {}
         return self._stack.enter_context(
             jobs.Program("tower_train", *jobs.flags(**(self._options | task | changes)), **variables)
         )
 
-    def come(self, index, **changes):
-        """Starts a wrong worker, which is refused; returns it."""
+    def come(self, index, machine=None, **changes):
+        """Starts a wrong worker, which is refused, or one too many; returns it."""
         self.note("wrong", str(index))
-        self._strays.append((index, self._trainer(index, **changes)))
+        self._strays.append((index, self._trainer(index, machine, **changes), not changes))
         return self._strays[-1][1]
 
     def end_one(self, index, number, returns=True):
@@ -230,7 +303,7 @@ class Run:
         worker.process.send_signal(number)
         status = worker.process.wait(PATIENCE_SECS)
         if status != -signal.SIGKILL and ("status", status) not in self._done | self._done_before:
-            raise Lost(f"worker {index} left with {status}:\n{worker.output()}")
+            raise Lost(f"worker {index} left with {status}:\n{worker.output()[-2000:]}{self._situation()}")
         self._look(worker)
         if returns:
             wait = 2 * TIMEOUT_SECS * self._draw.choice([0, 0, self._kind.workers > 1]) * self._draw.random()
@@ -240,21 +313,27 @@ class Run:
         """Starts who is to start, and starts again who has left as it may; Lost if anyone left in another way."""
         for index in [index for index, when in self.due.items() if time.monotonic() > when]:
             del self.due[index]
-            self.running[index] = self._trainer(index)
+            self._start(index)
         for index in [index for index, worker in self.running.items() if worker.process.poll() is not None]:
-            self.end_one(index, signal.SIGKILL)
-        for index, stray in list(self._strays):
+            twins = [each for each in self._strays if each[0] == index and each[2]]
+            if self.running[index].process.poll() == 2 and twins:  # of two, either may be refused
+                self._strays.remove(twins[0])
+                self._strays.append((index, self.running[index], True))
+                self.running[index] = twins[0][1]
+            elif self.running[index].process.poll() or not self._is_ending:
+                self.end_one(index, signal.SIGKILL)
+        for index, stray, _ in list(self._strays):
             if (status := stray.process.poll()) is not None:
                 if status not in (2, self._kind.status):
                     raise Lost(f"a wrong worker {index} left with {status}:\n{stray.output()}")
                 self._look(stray)
-                self._strays.remove((index, stray))
+                self._strays = [each for each in self._strays if each[1] is not stray]
                 self.due |= {index: 0} if index in self.due else {}
 
     def _look(self, *workers):
-        """Reads what processes have said since the last look; Lost if it is not true."""
+        """Reads what these, which have ended, and all that run have said since the last look; Lost if that is untrue."""
         said = {}
-        for worker in workers or [*self.running.values()]:
+        for worker in [*workers, *self.running.values()]:
             text = worker.output()
             said[worker] = text[self._read[worker] :]
             self._read[worker] = len(text)
@@ -278,6 +357,37 @@ class Run:
         self._look()
         self.close()
         self._compare(jobs.saved_step(self.train_dir))
+
+    def end_at_last_step(self):
+        """Lets it come to its last step, disturbs it there, and goes on until all have left with 0, as does who gives
+        the same command everywhere when one has not; AssertionError as `end`."""
+        self.await_step()
+        for index in list(self.running):
+            self.end_one(index, signal.SIGKILL)
+        last = self._options["max_steps"] = jobs.saved_step(self.train_dir) + 30
+        self._is_ending, moment = True, last - self._draw.randrange(3)
+        self.note("status", 0)
+        self._await(lambda: jobs.logged_step(self.train_dir) >= moment, 0.001)
+        time.sleep(self._draw.choice([0, 0.5, 2]) * self._draw.random())
+        self._draw.choice([self._kill, self._stop, self._sigterm])()
+
+        ended, since = [], 0.0
+
+        def have_ended():
+            nonlocal ended, since
+            before, ended = ended, [index for index, each in self.running.items() if each.process.poll() is not None]
+            since = since if ended == before else time.monotonic()
+            # Who returns finds no chief, or it is the chief and says that it waits for those that have left with 0.
+            if ended and (self.due if 0 in ended else time.monotonic() - since > 90):
+                for index in ended:
+                    self.end_one(index, signal.SIGKILL)
+            return len(ended) == self._kind.workers and not self.due
+
+        self._await(have_ended)
+        self._look()
+        self.close()
+        assert jobs.saved_step(self.train_dir) == last
+        self._compare(last)
 
     def _compare(self, steps):
         """AssertionError if examples, variables, log lines or a curve are not those of a run that nobody touched."""

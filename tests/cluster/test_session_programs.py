@@ -171,6 +171,7 @@ def test_workers_train_what_numpy_trains_on_all_examples_until_one_is_lost_and_n
     assert_named(text, outputs[: size - 1])
     if fault == "killed":
         assert_named("Start the program again on every machine", outputs[: size - 1])
+    assert [("cleaned up" in each) for each in outputs] == [True] * (size - 1) + [fault != "killed"]
     values = [dict(np.load(tmp_path / f"{rank}.npz")) for rank in range(size)]
     w, e, velocity = trained(values[0]["w 0"], values[0]["e 0"], 2 * session_program.STEPS)
     for each in values:

@@ -106,7 +106,7 @@ class Board:
         self._config = v1.ConfigProto(device_filters=[_SERVER], operation_timeout_in_ms=round(timeout_secs * 1000))
         self._read = range(len(task.hosts)) if task.is_chief else [0, task.index]
         self._last, self._named = [WorkerStatus()] * len(task.hosts), set()
-        with tf.Graph().as_default() as self._graph, tf.device(f"{_SERVER}/cpu:0"):
+        with tf.Graph().as_default() as self.graph, tf.device(f"{_SERVER}/cpu:0"):
             self._text = v1.placeholder(tf.string, [])
             self._rows, self._labels, self._states = (
                 [self._place(f"{kind}/{i}") for i in range(len(task.hosts))] for kind in ("row", "label", "state")
@@ -167,7 +167,7 @@ class Board:
     def _run(self, fetches, text: str | bytes = "", timeout_secs: float = 0):
         """Runs with an exchange's timeout, or another, and a text to write."""
         try:
-            self._session = session = self._session or v1.Session(self._target, self._graph, self._config)
+            self._session = session = self._session or v1.Session(self._target, self.graph, self._config)
             return session.run(fetches, {self._text: text}, v1.RunOptions(timeout_in_ms=round(timeout_secs * 1000)))
         except tf.errors.OpError:
             self._session = None  # a failed session may not know a restarted server

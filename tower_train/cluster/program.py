@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import functools
+import gc
 import os
 import signal
 import sys
@@ -23,7 +24,7 @@ from tower_train.graph.collectives import Keys
 v1 = tf.compat.v1
 
 _IN_ONE_LINE = (errors.ConfigError, errors.RunError, errors.WorkerError)
-_LOOK_SECS, _GRACE_SECS = 1.0, 5.0
+_LOOK_SECS, _FREE_SECS, _GRACE_SECS = 1.0, 0.5, 5.0
 _NEXT_STEP = (
     "The step under way is lost. Start the program again on every machine: it goes on from its last checkpoint, if it "
     "keeps one."
@@ -100,12 +101,24 @@ class Cluster:
             self.membership.__exit__(type(error) if error else None, error, None)
 
     def _interrupt(self, error: errors.UserError) -> None:
-        """Ends, in another thread, what the program does meanwhile, by a KeyboardInterrupt that stands for an error."""
-        if self._is_in_main:
+        """Lets the program, in another thread, get a KeyboardInterrupt that stands for an error, also from a step."""
+        # Only the program knows the session whose step waits. TensorFlow closes none in whose step tensors of several
+        # workers differ in size, and nothing else ends that step.
+        closing = [threading.Thread(target=each.close, daemon=True) for each in self._sessions()]
+        for thread in closing:
+            thread.start()
+        # A step that was freed ends by an error of TensorFlow's, which takes no other meanwhile.
+        if not self._ended.wait(_FREE_SECS) and self._is_open and self._is_in_main:
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-        if not self._ended.wait(_GRACE_SECS):  # a step in a session that only the program knows: nothing else frees it
+        if not self._ended.wait(_GRACE_SECS) and any(thread.is_alive() for thread in closing):
             notice(f"error: {error}")
             os._exit(error.exit_status)
+
+    def _sessions(self) -> list[v1.Session]:
+        """Returns this program's open sessions on its worker's server."""
+        kinds, target, of_board = (v1.Session, v1.InteractiveSession), self.target.encode(), self.membership.board.graph
+        sessions = [each for each in gc.get_objects() if issubclass(type(each), kinds)]
+        return [each for each in sessions if each.sess_str == target and each.graph is not of_board]
 
     def _watch(self, stall_timeout_secs: float) -> None:
         """Tells the others, in a thread, how many means there were, and what this worker has waited for since."""
@@ -175,7 +188,7 @@ def leave_by_status() -> None:
     The cluster is told of the error and explains it; one that names a worker or an option becomes one line. At its end
     the process leaves when all others do.
     """
-    before, statuses = sys.excepthook, []
+    before = sys.excepthook
 
     def explain(kind, error, trace):
         if _current:
@@ -186,18 +199,17 @@ def leave_by_status() -> None:
         else:
             before(kind, error, trace)
         if isinstance(error, errors.UserError):
-            statuses.append(error.exit_status)
+            raise SystemExit(error.exit_status)  # Python takes it from here as from the program
 
     def leave():
         try:
             if _current:
                 _current.shutdown()
         except errors.UserError as error:
-            explain(type(error), error, None)
-        if statuses:  # the program has ended: TensorFlow's threads, which may wait for ever, are all that is left of it
+            notice(f"error: {error}")
             for stream in filter(None, (sys.stdout, sys.stderr)):
                 stream.flush()
-            os._exit(statuses[0])
+            os._exit(error.exit_status)  # the program has ended: Python takes no status any more
 
     sys.excepthook = explain
     atexit.register(leave)
