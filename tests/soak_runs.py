@@ -208,7 +208,7 @@ class Run:
         cut = self._draw.randrange(self._kind.workers)
         self._touch(*range(self._kind.workers))  # each of both sides misses the other
         self._network.cut(cut)
-        if self._draw.random() < 0.3:
+        if cut and self._draw.random() < 0.3:  # a second chief would lock the train_dir, as that one may
             self.come(cut, machine=self._kind.workers)
         end = time.monotonic() + self._draw.choice([3, TIMEOUT_SECS + 3, 25]) * self._draw.uniform(0.8, 1)
         self._await(lambda: time.monotonic() > end)
@@ -331,7 +331,7 @@ class Run:
                 self.due |= {index: 0} if index in self.due else {}
 
     def _look(self, *workers):
-        """Reads what these, which have ended, and all that run have said since the last look; Lost if that is untrue."""
+        """Reads what these, which have ended, and all that run have said since the last look; Lost if it is untrue."""
         said = {}
         for worker in [*workers, *self.running.values()]:
             text = worker.output()
