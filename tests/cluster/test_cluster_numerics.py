@@ -15,7 +15,7 @@ MIRRORED = dict(variable_update="mirrored", check_mirrors_every_steps=5)
 @pytest.fixture(scope="module")
 def one_tower(tmp_path_factory):
     """{batches of a step of 12 examples: directory} of runs of a single tower."""
-    found = {batches: tmp_path_factory.mktemp("one tower") for batches in (4, 1)}
+    found = {batches: tmp_path_factory.mktemp("one tower") for batches in (4, 2, 1)}
     for batches, directory in found.items():
         options = dict(accumulate_steps=batches, batch_size=12 // batches, max_steps=STEPS)
         jobs.train_toy(directory, **(COMMON | options))
@@ -30,13 +30,16 @@ def assert_same(directory, expected):
 
 
 @pytest.mark.parametrize(
-    "options", [dict(num_gpus=1, accumulate_steps=2), dict(num_gpus=2, **MIRRORED)], ids=["accumulating", "mirrored"]
+    ("options", "turns"),
+    [(dict(num_gpus=1, accumulate_steps=2, batch_norm="global"), 2), (dict(num_gpus=2, **MIRRORED), 4)],
+    ids=["accumulating", "mirrored"],
 )
-def test_workers_are_one_tower_with_normalisation_accumulation_and_clipping(one_tower, tmp_path, options):
-    """The one tower takes its four batches one after the other, each normalised by itself as a tower's is."""
+def test_workers_are_one_tower_with_normalisation_accumulation_and_clipping(one_tower, tmp_path, options, turns):
+    """The one tower takes its batches one after the other, each normalised by itself: as all towers' of a turn are, or
+    as each tower's is."""
     results = clusters.train_together(tmp_path, 2, **(COMMON | options | dict(max_steps=STEPS)))
     assert [getattr(result, "step", result) for result in results] == [STEPS] * 2
-    assert_same(tmp_path, one_tower[4])
+    assert_same(tmp_path, one_tower[turns])
 
 
 def test_two_workers_skip_the_same_steps_and_find_the_same_loss_scale(tmp_path, monkeypatch):

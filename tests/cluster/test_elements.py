@@ -115,3 +115,10 @@ def test_elements_that_end_for_one_worker_first_end_all(tmp_path):
     for result in results:
         assert "ending_uncounted train: its dataset ended before the last step. Make it endless" in str(result)
         assert result.exit_status == 2
+
+
+def test_batches_in_turn_that_all_workers_normalise_together_are_refused(tmp_path):
+    options = dict(workload="element_workloads:NORMALIZED", accumulate_steps=2, batch_size=4, max_steps=2)
+    for error in train_together(tmp_path, **options):
+        assert isinstance(error, errors.ConfigError) and "\n" not in str(error)
+        assert str(error).startswith("--accumulate_steps=2: workload elements normalises batches (tower_0/matmul) over")

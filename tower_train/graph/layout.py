@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import numpy as np
+
 from tower_train.graph.devices import HOST, Devices
 
 
@@ -40,10 +42,22 @@ class Layout:
         """The batches that this worker takes in a step."""
         return self.towers_per_worker[self.worker]
 
+    def places(self, worker: int, in_turns: bool = True) -> list[int]:
+        """Returns, over a worker's batches of a step, how many of all workers' come before each.
+
+        in_turns: whether all workers' batches of a turn, over which they are normalised, are consecutive, as those of
+        one device with as many turns are. Else, and if workers take unequally many, a worker's are.
+        """
+        here, count, turns = len(self.devices), self.towers_per_worker[worker], self.batches_per_device[worker]
+        if self.weight is None and in_turns:
+            return [(t * self.num_workers + worker) * here + i for t in range(turns) for i in range(here)]
+        return [sum(self.towers_per_worker[:worker]) + i for i in range(count)]
+
     @property
-    def first_tower(self) -> int:
-        """The number of towers of the workers before this one."""
-        return sum(self.towers_per_worker[: self.worker])
+    def offsets(self) -> np.ndarray:
+        """int64 [global_batch], the positions in a step of the examples of all workers, worker by worker."""
+        places = [place for worker in range(self.num_workers) for place in self.places(worker)]
+        return np.add.outer(np.int64(places) * self.tower_batch, np.arange(self.tower_batch)).ravel()
 
     @property
     def worker_batch(self) -> int:

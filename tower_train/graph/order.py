@@ -46,8 +46,10 @@ class AllExamples:
     def note_losses(self, outputs: Tensors, labels: Tensors) -> None:
         """Takes the losses of a tower's examples, by which an order may choose; called within the tower."""
 
-    def prepare_update(self, first: tf.Tensor, gather: Callable) -> list[Callable[[], tf.Operation]]:
-        """Returns functions that make the ops of an update, in a step that begins at the position `first`."""
+    def prepare_update(
+        self, first: tf.Tensor, offsets: np.ndarray, gather: Callable
+    ) -> list[Callable[[], tf.Operation]]:
+        """Returns functions that make the ops of an update, in a step whose examples are at `first` + `offsets`."""
         return []
 
     def choice(self, position: tf.Tensor) -> Choice | None:
@@ -132,11 +134,13 @@ class HardExamples(AllExamples):
         losses = tf.reduce_mean(losses, list(range(1, losses.shape.rank)))
         self._of_towers.append(losses if weights is None else losses * tf.cast(weights, tf.float64))
 
-    def prepare_update(self, first: tf.Tensor, gather: Callable) -> list[Callable[[], tf.Operation]]:
+    def prepare_update(
+        self, first: tf.Tensor, offsets: np.ndarray, gather: Callable
+    ) -> list[Callable[[], tf.Operation]]:
         """Prepares to note the losses; gather: this worker's rows to those of all workers."""
         losses = gather(tf.concat(self._of_towers, 0))
         with v1.name_scope("hard_examples"):  # found while the towers compute
-            _, indices = self.locate(first + tf.range(self._batch, dtype=tf.int64))
+            _, indices = self.locate(first + offsets)
             examples, places = tf.unique(indices)
 
         def note() -> tf.Operation:

@@ -22,10 +22,18 @@ v1 = tf.compat.v1
 
 
 def check_towers(plan: StepPlan, logits: Tensors, tower: BuiltTower) -> None:
-    """Raises GraphError for too few outputs, ConfigError for --elastic with normalisation over all towers."""
+    """Raises GraphError for too few outputs, ConfigError for options that exclude normalisation over all towers."""
     check_classes(plan.workload, plan.examples, logits, plan.workload.loss)
     config, normalized = plan.config, tower.context.normalized
-    if config.elastic and config.batch_norm == "global" and normalized:
+    if config.batch_norm == "tower" or not normalized:
+        return
+    if plan.examples.elements and plan.layout.num_workers > 1 and config.accumulate_steps > 1:
+        raise errors.ConfigError(
+            f"--accumulate_steps={config.accumulate_steps}: workload {plan.workload.name} normalises batches "
+            f"({normalized[0]}) over all workers turn by turn, and its data set in an order of its own comes to them "
+            "worker by worker. Leave the option out, or normalise by tower (--batch_norm=tower)."
+        )
+    if config.elastic:
         raise errors.ConfigError(
             f"--elastic={config.elastic}: workload {plan.workload.name} normalises batches ({normalized[0]}), which "
             "takes all towers at a time, and their number changes. Leave the option out, or normalise by tower "

@@ -86,9 +86,9 @@ def training_stream(
 ) -> Stream:
     """Makes the stream of training batches, which begin at position `examples_seen` (int64 scalar) of each step.
 
-    Tower i of a step that begins at position p gets the positions from p + i * tower_batch on, counted over the towers
-    of all workers, worker 0's first. Examples in their own order take those positions in that order, except those of
-    files, of which each worker has its own order.
+    The tower at place i of a step that begins at position p gets the positions from p + i * tower_batch on. Examples in
+    their own order take those positions in that order, worker by worker, but for those of files, of which each worker
+    has its own order.
 
     Args:
       workload, examples, seed, layout: of the training.
@@ -103,13 +103,13 @@ def training_stream(
             "--batch_size, or a --global_batch_size, that gives each tower an even number."
         )
     order = order or AllExamples(examples, seed)
-    first = examples_seen + layout.first_tower * layout.tower_batch
+    offsets = [place * layout.tower_batch for place in layout.places(layout.worker, in_turns=not examples.elements)]
     # known without the batches, so that layers can draw before these come
-    positions = [first + i * layout.tower_batch for i in range(layout.num_towers)]
+    positions = [examples_seen + offset for offset in offsets]
     # endless: only the run knows its last step
-    steps = tf.data.Dataset.range(first, np.iinfo(np.int64).max - layout.global_batch, layout.global_batch)
+    steps = tf.data.Dataset.range(examples_seen, np.iinfo(np.int64).max - layout.global_batch, layout.global_batch)
     draws = functools.partial(Draws, seed, locate=order.locate)
-    reader = _Reader(workload, examples, layout, transfer, draws, is_compiled)
+    reader = _Reader(workload, examples, layout, transfer, draws, is_compiled, offsets)
     if examples.elements:
         dataset, length = elements.batches(examples, reader.part_size, layout.num_workers, layout.worker)
         steps = tf.data.Dataset.zip(steps, dataset)
@@ -137,13 +137,17 @@ class _Reader:
         transfer: Transfer,
         draws: Callable[..., Draws],
         is_compiled: bool,
+        offsets: Sequence[int],
     ):
-        """Opens the examples. draws: makes the random numbers of a position and a number of examples."""
+        """Opens the examples. draws: makes the random numbers of a position and a number of examples. offsets: over
+        towers, of their positions in a step."""
         self._workload, self._layout, self._transfer = workload, layout, transfer
         self._draws, self._is_compiled = draws, is_compiled
         # Towers divide the elements of a data set once these have left the iterator, so that its state does not depend
         # on their number; examples by index come as whole steps, or as towers' batches several at a time.
-        by_tower = (transfer.is_staged or transfer.augments_on_devices) and not examples.elements
+        is_whole = offsets[-1] - offsets[0] == layout.worker_batch - layout.tower_batch  # one range of positions
+        by_tower = (transfer.is_staged or transfer.augments_on_devices or not is_whole) and not examples.elements
+        self._offsets = offsets
         self.parts = layout.num_towers if by_tower else 1
         self.part_size = layout.worker_batch // self.parts
         # outside of the function, as it may hold the data as constants
@@ -151,7 +155,7 @@ class _Reader:
 
     def read(self, position: tf.Tensor, *elements) -> tuple[tuple[Tensors, Tensors], ...]:
         """Returns the parts of the step from a position on; of the (features, labels) of these elements, if any."""
-        return tuple(self._part(position + i * self.part_size, *elements) for i in range(self.parts))
+        return tuple(self._part(position + offset, *elements) for offset in self._offsets[: self.parts])
 
     def _part(self, position: tf.Tensor, batch: tuple[Tensors, Tensors] | None = None) -> tuple[Tensors, Tensors]:
         # an input function is slowed down by device placements
@@ -174,10 +178,9 @@ class _Reader:
         """Returns the batches of the step from position `seen` on as the towers take them."""
         if not self._transfer.augments_on_devices:
             return batches
-        first, size = seen + self._layout.first_tower * self._layout.tower_batch, self._layout.tower_batch
         return [
-            self._on_device(tower, batch, first + i * size)
-            for i, (tower, batch) in enumerate(zip(self._layout.towers, batches, strict=True))
+            self._on_device(tower, batch, seen + offset)
+            for tower, batch, offset in zip(self._layout.towers, batches, self._offsets, strict=True)
         ]
 
     def _on_device(self, tower: Tower, batch: tuple[Tensors, Tensors], position: tf.Tensor) -> tuple[Tensors, Tensors]:

@@ -53,7 +53,7 @@ def build_step(plan: StepPlan) -> TrainingGraph:
             prepare_update(replica, optimizers, scope.context.param_groups, config.ema, counters.global_step)
             for replica in replicas  # from the same means, so that all copies stay the same to the bit
         ]
-        parts += stream.order.prepare_update(counters.examples_seen.read_value(), all_reduce.gather)
+        parts += stream.order.prepare_update(counters.examples_seen.read_value(), layout.offsets, all_reduce.gather)
         update = Update(parts, counters, scale, skips=config.on_nonfinite == "skip")
         finite = update_if_finite(replicas, mean, update, stream.renewed)  # finite.op, a conditional, is the step
 
@@ -90,7 +90,6 @@ def _tower_scope(plan: StepPlan, counters: Counters) -> TowerScope:
     """Returns the scope in which all towers are built."""
     layout = plan.layout
     context = Context(
-        tower=layout.first_tower,
         towers=len(layout.devices) * layout.num_workers,
         by_tower=plan.config.batch_norm == "tower",
         epochs_seen=counters.epochs_seen,
