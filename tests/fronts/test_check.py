@@ -85,12 +85,9 @@ def test_a_layers_own_error_keeps_its_lines_and_no_other(dtype):
         model.check(X, Y)
 
 
-@pytest.mark.parametrize(
-    ("factor", "why"), [(0, "every gradient of the loss is 0"), (np.nan, "the loss is not finite")]
-)
-def test_what_shows_nothing_is_said_so(factor, why):
-    line = parallel(keras.layers.Dense(8)).check(X, Y, factor * WEIGHTS)
-    assert line.startswith(f"*** towers: nothing to compare: {why}")
+def test_what_shows_nothing_is_said_so():
+    line = parallel(keras.layers.Dense(8)).check(X, Y, 0 * WEIGHTS)
+    assert line.startswith("*** towers: nothing to compare: every gradient of the loss is 0")
 
 
 def test_too_few_examples_are_refused():

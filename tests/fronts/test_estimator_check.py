@@ -39,9 +39,7 @@ def shuffled():
 @pytest.mark.parametrize(
     ("layer", "towers"),
     [
-        (lambda: lambda x, training: normal(tf.nn.dropout(x, 0.5)), 3),
-        (lambda: lambda x, training: tf.nn.dropout(tf.keras.layers.Dropout(0.5)(x, training=training), 0.5), 3),
-        (lambda: tf.keras.layers.BatchNormalization(), 2),
+        (lambda: lambda x, training: normal(tf.nn.dropout(tf.keras.layers.Dropout(0.5)(x, training=True), 0.5)), 3),
         (lambda: tf_keras.layers.BatchNormalization(), 2),
     ],
 )
@@ -103,15 +101,12 @@ def test_what_is_not_a_mean_over_examples_is_found(tmp_path, fn):
         tf_estimator.check(make(tmp_path, 2, fn), input_fn)
 
 
-@pytest.mark.parametrize(
-    ("factor", "why"), [(0, "every gradient of the loss is 0"), (float("nan"), "the loss is not finite")]
-)
-def test_what_shows_nothing_is_said_so(tmp_path, factor, why):
+def test_what_shows_nothing_is_said_so(tmp_path):
     def fn(features, labels, mode, params):
-        return model_fn({"x": factor * features["x"]}, factor * labels, mode, params)
+        return model_fn({"x": float("nan") * features["x"]}, labels, mode, params)
 
     line = tf_estimator.check(make(tmp_path, 2, fn), input_fn)
-    assert line.startswith(f"*** towers: nothing to compare: {why}")
+    assert line.startswith("*** towers: nothing to compare: the loss is not finite")
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,10 @@ def test_a_thing_with_several_names_has_one(name, one):
 
 
 def test_check_lists_names_with_lines_and_replacements(tmp_path):
-    (tmp_path / "old.py").write_text("import tensorflow as tf\nx = tf.contrib.tpu.TPUEstimator\ny = tf.nn.relu\n")
+    (tmp_path / "old.py").write_text("import tensorflow as tf\nx = tf.contrib.tpu.TPUEstimator\nimport net.model\n")
+    (tmp_path / "net").mkdir()  # whose files import what is beside them
+    (tmp_path / "net" / "model.py").write_text("from . import saving\n")
+    (tmp_path / "net" / "saving.py").write_text("import tensorflow.contrib.graph_editor as ge\nge.sgv\n")
     done = jobs.command("tower_train.tf1", "--check", "old.py", cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert re.search(
@@ -61,7 +64,8 @@ def test_check_lists_names_with_lines_and_replacements(tmp_path):
         done.stdout,
         re.MULTILINE,
     )
-    assert "1 names are not there" in done.stdout
+    assert re.search(r"^net/saving.py:2: tensorflow.contrib.graph_editor.sgv .* tf.recompute_grad", done.stdout, re.M)
+    assert "2 names are not there" in done.stdout
 
 
 def test_private_and_older_names_are_there(tmp_path):

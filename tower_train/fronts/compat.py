@@ -56,9 +56,7 @@ DRAWS_OF_TENSORFLOW = {  # {type of an operation: its function}
 }  # fmt: skip
 
 BaseOptimizer = base_optimizer.BaseOptimizer  # of all Keras optimizers
-FIRST_EPOCH = (
-    "_initial_epoch"  # attribute of a model: the epoch with which `fit` begins, as BackupAndRestore sets it; or None
-)
+FIRST_EPOCH = "_initial_epoch"  # attribute of a model: the epoch with which `fit` begins, as BackupAndRestore sets it
 without_tapes = record.stop_recording  # context manager: GradientTapes of this thread record nothing
 eager_mode = tf.__internal__.eager_context.eager_mode  # context manager: eager execution, even with a default graph
 
@@ -291,13 +289,15 @@ def eager_attributes(layer: keras.Layer) -> dict[str, Callable]:
     """Returns {attribute: function that makes it in a graph} of a layer's tables and eager tensors, which no graph can
     use; to be called eagerly."""
 
+    def table(keys, values, key_dtype, value_dtype):
+        initializer = tf.lookup.KeyValueTensorInitializer(keys, values, key_dtype, value_dtype)
+        return tf.lookup.StaticHashTable(initializer, layer._default_value)
+
     made = {}
     for name, value in vars(layer).items():
         if isinstance(value, tf.lookup.StaticHashTable):
             keys, values = (part.numpy() for part in value.export())
-            made[name] = functools.partial(
-                _table, keys, values, value.key_dtype, value.value_dtype, layer._default_value
-            )
+            made[name] = functools.partial(table, keys, values, value.key_dtype, value.value_dtype)
         elif isinstance(value, tf.__internal__.EagerTensor):
             made[name] = functools.partial(tf.constant, value.numpy(), value.dtype)
     return made
@@ -316,11 +316,6 @@ def moments_of_graph(values: Callable[[keras.Variable], tf.Tensor]) -> contextli
         return tf.cast(tf.reshape(values(adapted), weight.shape), weight.dtype)
 
     return replaced_here(keras.layers.Normalization, "convert_weight", moment)
-
-
-def _table(keys, values, key_dtype, value_dtype, default):
-    initializer = tf.lookup.KeyValueTensorInitializer(keys, values, key_dtype, value_dtype)
-    return tf.lookup.StaticHashTable(initializer, default)
 
 
 def take_constants(model: keras.Model) -> None:

@@ -16,8 +16,8 @@ _OF_NO_ROWS = ("beta", "binomial", "categorical", "gamma", "shuffle")  # of kera
 
 @contextlib.contextmanager
 def drawn_for_more(
-    rows: Callable[[Size], tuple[Size, tf.Tensor] | None], program: str, op_seeds: Iterator[int] | None = None,
-    is_off: Callable[[], bool] = lambda: False,
+    rows: Callable[[Size], tuple[Size, tf.Tensor] | None], program: str, op_seeds: Iterator[int],
+    is_off: Callable[[], bool],
 ) -> Iterator[list[tuple[tf.Tensor, Callable]]]:  # fmt: skip
     """Makes keras.random and tf.random draw for more rows within this block, from the same seeds, and keeps some rows.
 
@@ -25,7 +25,7 @@ def drawn_for_more(
       rows: first size of a draw's shape -> (the size to draw, indices of the rows to keep), or None for the draw as it
         is.
       program: the name, for messages, of what draws: numbers that cannot be cut by rows are refused; "": they are not.
-      op_seeds: of draws of tf.random without a seed; None: TensorFlow's, the numbers of such draws before them.
+      op_seeds: of draws of tf.random without a seed.
       is_off: tells whether draws are as always just now, as of initial values.
 
     Yields:
@@ -47,7 +47,7 @@ def drawn_for_more(
             )
         if is_off() or name in _OF_NO_ROWS:
             return function(**given)
-        if op_seeds and isinstance(given.get("seed2"), compat.NoSeed):
+        if isinstance(given.get("seed2"), compat.NoSeed):
             given["seed"], given["seed2"] = tf.compat.v1.get_seed(next(op_seeds))  # never (0, 0), which is at random
         if name == "dropout":
             return _dropped(rows, function, given)

@@ -5,8 +5,8 @@ import os
 import pathlib
 import shutil
 import warnings
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -19,7 +19,6 @@ from tower_train.fronts.keras_building import build_isolated, kept_in, named_var
 from tower_train.graph import devices
 from tower_train.graph.stream import prepared
 from tower_train.inference import saved_run, serving
-from tower_train.run_dir import disk
 from tower_train.workload import Workload
 
 v1 = tf.compat.v1
@@ -86,19 +85,21 @@ def export(options: ExportOptions, folder: pathlib.Path, workload: Workload | No
     inputs = features if is_raw else _prepared(run.workload, features)
     activation = ("sigmoid" if built.are_of_several else "softmax") if ends and not built.is_probable else None
     main = _MODEL if is_raw else _PREPARED_MODEL
+    written = [main, _WEIGHTS, *([_LABELS] if built.class_names else [])]
 
     def save(_) -> str:
         network = build()
         for name, variable in named_variables(network).items():
             variable.assign(values[name])
         model = _extended(network, inputs, preparation, activation, kept_in(run.dtype))
-        writes = {main: model.save, _WEIGHTS: network.save_weights}
-        return _write(folder, writes, lambda path: _check(path, inputs, wanted, run.dtype), built.class_names)
+        labels = json.dumps(dict(enumerate(built.class_names or ())), indent=1, ensure_ascii=False)
+        saves = model.save, network.save_weights, lambda path: path.write_text(f"{labels}\n", encoding="utf-8")
+        writes = dict(zip(written, saves, strict=False))
+        return _write(folder, writes, lambda path: _check(path, inputs, wanted, run.dtype))
 
     loads = build_isolated(save, run.dtype, valued=True)
-    for name in set(names) - {main, _WEIGHTS, _LABELS}:  # of an earlier export
+    for name in set(names) - set(written):  # of an earlier export
         (folder / name).unlink(missing_ok=True)
-    written = [main, _WEIGHTS, *([_LABELS] if built.class_names else [])]
     return [
         f"Exported: {', '.join(str(folder / name) for name in written)}",
         f"{main} {_use(built, is_raw, ends)}; loaded again it gave what the run's network gives of {len(wanted[0])} "
@@ -123,12 +124,7 @@ def _trained(run: saved_run.SavedRun, placed: devices.Devices, features) -> tupl
         return built, values, session.run(built.outputs, feed)
 
 
-def _write(
-    folder: pathlib.Path,
-    writes: dict[str, Callable[[pathlib.Path], None]],
-    check: Callable[[pathlib.Path], str],
-    class_names: Sequence[str],
-) -> str:
+def _write(folder: pathlib.Path, writes: dict[str, Callable[[pathlib.Path], Any]], check: Callable) -> str:
     """Writes files by name and, once the first is checked, puts all of them in place; returns what the check says."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -142,9 +138,6 @@ def _write(
                 os.replace(partial / name, folder / name)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-        if class_names:
-            labels = json.dumps(dict(enumerate(class_names)), indent=1, ensure_ascii=False)
-            disk.replace(folder / _LABELS, f"{labels}\n".encode())
     except (OSError, UnicodeEncodeError) as error:
         raise errors.RunError(
             f"{folder} cannot be written ({errors.reason(error)}). Name another with --export_dir."
@@ -209,7 +202,7 @@ def _prepared(workload: Workload, features: Tensors) -> Tensors:
 def _check(path: pathlib.Path, features: Tensors, wanted: list[np.ndarray], dtype: str) -> str:
     """Loads a model and compares its outputs with those of the run; returns what must be known of loading it. Raises
     RunError if it cannot be loaded, or gives other outputs."""
-    about = ""
+    remark = ""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what the error tells
         try:
@@ -219,7 +212,7 @@ def _check(path: pathlib.Path, features: Tensors, wanted: list[np.ndarray], dtyp
                 text = " ".join(str(error).split())
                 last = ": the file loses a category '' that comes last, give it a name" * ("vocabulary size" in text)
                 raise _broken(f"Keras cannot load it again{last} ({text[:400].rstrip('.')})") from error
-            about = " It has a Lambda layer: load it with safe_mode=False."
+            remark = " It has a Lambda layer: load it with safe_mode=False."
             model = keras.models.load_model(path, compile=False, safe_mode=False)
     try:
         outputs = keras.tree.flatten(model(tf.nest.map_structure(tf.constant, features), training=False))
@@ -230,7 +223,7 @@ def _check(path: pathlib.Path, features: Tensors, wanted: list[np.ndarray], dtyp
         difference = np.abs(np.asarray(values, np.float64) - expected).max()
         if not difference <= tolerance * max(1.0, np.abs(expected).max()):
             raise _broken(f"loaded again it gives outputs that differ by {difference:.2g} from the run's")
-    return about
+    return remark
 
 
 def _broken(why: str) -> errors.RunError:

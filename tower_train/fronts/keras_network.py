@@ -7,7 +7,7 @@ get_variable, named as its own ("block1_conv1/kernel"), so that every rule of th
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -87,7 +87,8 @@ class _Network:
         if fault := features_fault(self._model, features):
             raise errors.GraphError(f"keras_network: {fault}")
         values = [(v, tf.convert_to_tensor(self._in_graph[id(v)])) for v in self._variables.values()]
-        with floatx(self._dtype), compat.drawn_by(self._draw), contextlib.ExitStack() as stack:
+        moments = compat.moments_of_graph(lambda v: self._in_graph[id(v)])  # they may be a checkpoint's
+        with floatx(self._dtype), compat.drawn_by(self._draw), moments, contextlib.ExitStack() as stack:
             for layer, name, make in self._replaced:  # the model may be the user's
                 stack.enter_context(compat.replaced(layer, name, make()))
             scope = stack.enter_context(TowerScope(values))
@@ -148,12 +149,10 @@ class _Network:
 
     def _adapt(self, layer: keras.Layer) -> None:
         """Makes a layer fit for towers: the towers' batch normalisation, and tables and constants of the graph."""
+        if isinstance(layer, keras.layers.Normalization):
+            return
         for name, make in compat.eager_attributes(layer).items():
             self._replaced.append((layer, name, functools.partial(self._of_graph, make)))
-        if isinstance(layer, keras.layers.Normalization) and layer.input_mean is None:  # they may be a checkpoint's
-            for name, v in (("mean", layer.adapt_mean), ("variance", layer.adapt_variance)):
-                moment = functools.partial(self._moment, v, getattr(layer, name).shape, layer.compute_dtype)
-                self._replaced.append((layer, name, moment))
         if isinstance(layer, keras.layers.TextVectorization):
             self._replaced.append((layer, "call", lambda: functools.partial(_with_rows, layer.call)))
         if type(layer) is not keras.layers.BatchNormalization:  # others have rules of their own
@@ -163,9 +162,6 @@ class _Network:
             self._replaced.append((layer, "call", lambda: functools.partial(self._normalize, layer)))
         elif layer.synchronized:  # over all towers as others are, and by no strategy
             self._replaced.append((layer, "synchronized", lambda: False))
-
-    def _moment(self, v: keras.Variable, shape: Sequence[int], dtype: str) -> tf.Tensor:
-        return tf.cast(tf.reshape(self._in_graph[id(v)], shape), dtype)
 
     def _of_graph(self, make: Callable):
         """Returns what a function makes in a graph, the same for all towers."""

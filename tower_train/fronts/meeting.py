@@ -56,10 +56,6 @@ class Towers:
       first, count: the first one's index among the towers of all workers, and their number.
       inside: tower -> context manager in which its program runs, in its thread.
       turn: tower -> context manager around each of its turns, for what is global in a process or a graph.
-
-    Attributes:
-      gradients_of_means: (over towers, gradients of means) -> over towers, those of their values; None: their mean, as
-        where each tower's loss is a mean over its examples.
     """
 
     def __init__(
@@ -69,6 +65,8 @@ class Towers:
     ):  # fmt: skip
         self._towers = [Tower(self, i, first + i, count or len(devices), name) for i, name in enumerate(devices)]
         self.average, self._inside, self._turn = average or _plain_mean, inside, turn
+        # (over towers, gradients of means) -> over towers, those of their values; None: their mean, as each tower's
+        # loss is a mean over its examples
         self.gradients_of_means: Callable[[list[list[tf.Tensor]]], list[list[tf.Tensor]]] | None = None
         self._threads: list[_Thread] = []
 
@@ -238,10 +236,11 @@ def gradients_of_means(grads: Sequence[tf.Tensor], what: str) -> list[tf.Tensor]
     return meet(list(grads), of_towers, what)[tower.place]
 
 
-def normalizing(tower: Tower, inputs: Sequence[tf.Tensor], by_tower: bool) -> contextlib.AbstractContextManager:
-    """Lets a tower's batches, computed from these inputs, be normalised over all towers, or by tower."""
+def normalizing(tower: Tower, inputs: Sequence[tf.Tensor], batch_norm: str) -> contextlib.AbstractContextManager:
+    """Lets a tower's batches, computed from these inputs, be normalised over all towers, or by "tower"."""
     towers_mean = functools.partial(mean, what="batch normalisation")
-    return context.Context(towers=tower.count, by_tower=by_tower, mean=towers_mean).enter_tower(inputs=inputs)
+    of_all = context.Context(towers=tower.count, by_tower=batch_norm == "tower", mean=towers_mean)
+    return of_all.enter_tower(inputs=inputs)
 
 
 def _plain_mean(of_towers: list[list[tf.Tensor]]) -> list[tf.Tensor]:

@@ -12,15 +12,12 @@ class TowerScope(keras.StatelessScope):
     Args:
       values: (variable, value), used instead of the variable's own value. Gradients of a weight go to it from what is
         assigned too, as on one device.
-
-    Attributes:
-      assigned: {id: (variable, value)}.
     """
 
     def __init__(self, values: Iterable[tuple]):
         # Variables without a value are a model's that was built for its layers only, and get none here.
         super().__init__(values, collect_losses=True, initialize_variables=False)
-        self.assigned: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
+        self.assigned: dict[int, tuple[keras.Variable, tf.Tensor]] = {}  # by id
 
     def add_update(self, update):
         variable, value = update

@@ -69,22 +69,20 @@ class Workers(Exchange):
             self.gather(f"batch {self._batch} of {series}{self._series}", **facts)
             return []
 
-        self._called(compare, [], [tf.convert_to_tensor(parts.batch_size(data)), *leaves])
+        self._called(compare, [tf.convert_to_tensor(parts.batch_size(data)), *leaves], [])
 
     def rows(self, tensors):
         def gathered(*arrays):
             return list(map(np.concatenate, zip(*self.gather("an exchange of rows", arrays), strict=True)))
 
-        wholes = self._called(gathered, [tensor.dtype for tensor in tensors], tensors) if tensors else []
-        for whole, tensor in zip(wholes, tensors, strict=True):
-            whole.set_shape([None, *tensor.shape[1:]])
-        return wholes
+        return self._called(gathered, tensors, [tf.TensorShape([None, *tensor.shape[1:]]) for tensor in tensors])
 
     def sum(self, tensors):
-        return self._exchanged(lambda *arrays: self.sum_arrays(arrays), tensors)
+        return self._called(lambda *arrays: self.sum_arrays(arrays), tensors, [tensor.shape for tensor in tensors])
 
     def first(self, tensors):
-        return self._exchanged(lambda *arrays: self.gather("an exchange of values", arrays)[0], tensors)
+        shapes = [tensor.shape for tensor in tensors]
+        return self._called(lambda *arrays: self.gather("an exchange of values", arrays)[0], tensors, shapes)
 
     def gather(self, point: str, arrays: Sequence[np.ndarray] = (), **facts) -> list[list[np.ndarray]]:
         """Returns over workers arrays of any shapes; ConfigError in all of them if this place in the program, or one of
@@ -98,12 +96,12 @@ class Workers(Exchange):
         [words], lengths = self._run("gather", _gathered, words)
         by_worker = [io.BytesIO(part) for part in np.split(words, np.cumsum(lengths)[:-1])]
         places = [json.loads(str(np.load(part, allow_pickle=False))) for part in by_worker]
-        for worker, its in enumerate(places):
+        for worker, theirs in enumerate(places):
             for name, value in places[0].items():
-                if its.get(name) != value:
+                if theirs.get(name) != value:
                     who, where = self._membership.task.name(worker), places[0]["its place"]
                     raise errors.ConfigError(
-                        f"{who} cannot train with the chief in {where}: {name} is {its.get(name)}, the chief's "
+                        f"{who} cannot train with the chief in {where}: {name} is {theirs.get(name)}, the chief's "
                         f"{value}. Start all workers with the same program and data. Give shuffles and generators a "
                         "seed, as in dataset.shuffle(1000, seed=1), or call keras.utils.set_random_seed before the "
                         "data are made."
@@ -133,15 +131,10 @@ class Workers(Exchange):
         numbers = np.ravel(array)
         return (numbers[:: max(1, numbers.size // _SAMPLE)] if self._batch > _WHOLE else numbers).tobytes()
 
-    def _exchanged(self, function: Callable, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Calls a function of arrays, whose results have their dtypes and shapes, in a step."""
-        wholes = self._called(function, [tensor.dtype for tensor in tensors], tensors) if tensors else []
-        for whole, tensor in zip(wholes, tensors, strict=True):
-            whole.set_shape(tensor.shape)
-        return wholes
-
-    def _called(self, function: Callable, dtypes: Sequence, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Calls a function of arrays in a step; it returns arrays of these dtypes."""
+    def _called(self, function: Callable, tensors: Sequence[tf.Tensor], shapes: Sequence) -> list[tf.Tensor]:
+        """Calls a function of arrays in a step, which returns arrays of these shapes and the tensors' dtypes."""
+        if not tensors:
+            return []
 
         def run(*arrays):
             try:
@@ -150,7 +143,10 @@ class Workers(Exchange):
                 self.failure = error  # TensorFlow logs an error with all that led to it
                 raise RuntimeError(str(error)) from None
 
-        return tf.numpy_function(run, tensors, list(dtypes))
+        returned = tf.numpy_function(run, tensors, [tensor.dtype for tensor in tensors[: len(shapes)]])
+        for tensor, shape in zip(returned, shapes, strict=True) if shapes else ():
+            tensor.set_shape(shape)
+        return returned
 
     @functools.cache  # noqa: B019 - lives as long as the process
     def _made(self, name: str, make: Callable, dtype: np.dtype) -> tuple:

@@ -31,7 +31,7 @@ class TowerModel(keras.Model):
         self.summed = summed or Summed()
         self._is_compared = check_towers == "never" or len(towers) * exchange.size == 1
         self.template, self.towers = template, towers
-        self._merge_device, self.exchange, self._batch_norm = merge_device, exchange, batch_norm
+        self.merge_device, self.exchange, self.batch_norm_over = merge_device, exchange, batch_norm
         self._train = fit.own if compat.is_overridden(template, "train_step") else fit.train
         self.built, self._compiled = template.built, compat.compiled(template)
         together.begin(exchange, template, len(towers))
@@ -86,7 +86,7 @@ class TowerModel(keras.Model):
 
         def towers(count: int, batch_norm: str) -> TowerModel:
             return TowerModel(
-                self.template, devices[:count], self._merge_device, ALONE, batch_norm, "never", self.summed
+                self.template, devices[:count], self.merge_device, ALONE, batch_norm, "never", self.summed
             )
 
         def optimizers(batch) -> list[keras.optimizers.Optimizer]:
@@ -96,7 +96,7 @@ class TowerModel(keras.Model):
             return found
 
         return proof.compare_steps(
-            towers, self.template, batches, len(devices), self._batch_norm, optimizers, is_first=is_first
+            towers, self.template, batches, len(devices), self.batch_norm_over, optimizers, is_first=is_first
         )
 
     def make_train_function(self, force=False):
@@ -113,7 +113,7 @@ class TowerModel(keras.Model):
         return [*self.template.variables, *(v for each in self._optimizers or () for v in each.variables)]
 
     @property
-    def _is_compiled(self) -> bool:
+    def is_compiled(self) -> bool:
         """Returns whether towers' passes are compiled by XLA: as Keras would compile the template's step."""
         return bool(getattr(self.template, "jit_compile", False))
 
@@ -151,23 +151,17 @@ class TowerModel(keras.Model):
             return self.template.predict_step(data)
         if not self.template.built:
             rehearse(self.template, fit.predict, data, self.towers)
-        return Step(self.template, data, self.towers, self._merge_device, ALONE, self._is_compiled).run(fit.predict)[0]
+        return Step(self, data, ALONE).run(fit.predict)[0]
 
     def _begin(self, optimizers: list[keras.optimizers.Optimizer]) -> None:
         """Notes the optimizers, which have their variables; all workers begin with the chief's."""
         self._optimizers = optimizers or None  # none of an evaluation
         together.synchronize(self.exchange, self.trained_variables)
 
-    def _step(self, data) -> Step:
-        return Step(
-            self.template, data, self.towers, self._merge_device, self.exchange, self._is_compiled, self._batch_norm,
-            self.summed.keys,
-        )  # fmt: skip
-
     def train_around(self, data, around: Callable) -> list:
         """Does a step in each tower as around(function that does it) says; returns over towers what that returned."""
         data = keras.tree.map_structure(parts.as_tensor, data)
-        return self._step(data).run(lambda model, part: around(lambda: self._train(model, part)))
+        return Step(self, data, self.exchange).run(lambda model, part: around(lambda: self._train(model, part)))
 
     def _run_step(self, program: Program, data) -> dict[str, tf.Tensor]:
         """Does a step in all towers; returns its report."""
@@ -175,7 +169,7 @@ class TowerModel(keras.Model):
         if self._optimizers is None:
             self._begin(rehearse(self.template, program, data, self.towers))
         self.exchange.begin("evaluation" if program is fit.test else "training", data)
-        step = self._step(data)
+        step = Step(self, data, self.exchange)
         returned = step.run(program)
         if program is not fit.own:
             return returned[0]

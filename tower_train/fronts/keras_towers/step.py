@@ -9,7 +9,7 @@ import contextvars
 import functools
 import itertools
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -36,22 +36,18 @@ _LONG_SECS = 10  # of silence before the first step
 
 
 class Step:
-    """A step of a model, which has all its variables, on consecutive parts of a batch, of which this process's devices
-    compute theirs; towers' rows are joined on merge_device. XLA compiles towers' passes if is_compiled. The losses of
-    layers in `summed` are sums over examples."""
+    """A step of a TowerModel's template, which has all its variables, on consecutive parts of a batch, of which the
+    towers of this process compute theirs."""
 
-    def __init__(
-        self, model: keras.Model, data, devices: Sequence[str], merge_device: str, exchange: Exchange,
-        is_compiled: bool = False, batch_norm: str = "global", summed: Collection[layers.Key] = (),
-    ):  # fmt: skip
-        self.model, self.whole = model, Whole(data, len(devices), exchange, merge_device)
-        self._parts, self._exchange, self._is_compiled = self.whole.parts, exchange, is_compiled
-        self._summed, self._normalizes_by_tower = summed, batch_norm == "tower"
+    def __init__(self, parallel, data, exchange: Exchange):
+        devices, self.model, self._parallel, self._exchange = parallel.towers, parallel.template, parallel, exchange
+        self.whole = Whole(data, len(devices), exchange, parallel.merge_device)
+        self._parts = self.whole.parts
         self._added_losses: list[dict[int, set]] = [{} for _ in devices]
         self._scopes, self._is_first_turn = [_StepScope() for _ in devices], True
         # Those of layers whose assignments are the same whatever the examples, or averages.
         known = (keras.layers.BatchNormalization, keras.layers.SpectralNormalization)
-        normalizing = [each for each in compat.sublayers(model) if isinstance(each, known)]
+        normalizing = [each for each in compat.sublayers(self.model) if isinstance(each, known)]
         self._known = {id(variable) for layer in normalizing for variable in layer.variables}
         average = lambda of_towers: self.whole.means(list(zip(*of_towers, strict=True)))  # noqa: E731
         self._towers = meeting.Towers(
@@ -71,7 +67,7 @@ class Step:
                 if getattr(layer, "synchronized", False):  # over all towers as others are, and by no strategy
                     stack.enter_context(compat.replaced(layer, "synchronized", False))
             returned = self._towers.run(to_the_end)
-        if self._is_compiled:
+        if self._parallel.is_compiled:
             xla.leave_out_other_devices(tf.compat.v1.get_default_graph())
         return returned
 
@@ -86,9 +82,9 @@ class Step:
             tf.name_scope(f"tower_{tower.index}/"),
             self._scopes[tower.place],
             drawn,
-            meeting.normalizing(tower, [leaf for leaf in leaves if leaf.shape.rank], self._normalizes_by_tower),
-            layers.summed(self._summed, part.share),
-            xla.compiled(self._is_compiled, tower.device, "tower"),
+            meeting.normalizing(tower, [leaf for leaf in leaves if leaf.shape.rank], self._parallel.batch_norm_over),
+            layers.summed(self._parallel.summed.keys, part.share),
+            xla.compiled(self._parallel.is_compiled, tower.device, "tower"),
         ):
             yield
 

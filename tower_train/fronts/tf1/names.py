@@ -93,6 +93,7 @@ tensorflow.contrib.eager                   tf.enable_eager_execution() and tf.Gr
 tensorflow.contrib.estimator.TowerOptimizer  the optimizer itself
 tensorflow.contrib.estimator.replicate_model_fn  the model_fn, with tower_train.estimator.RunConfig(num_gpus=N)
 tensorflow.contrib.gan                     the package tensorflow-gan
+tensorflow.contrib.graph_editor            tf.recompute_grad, where it made checkpoints of gradients
 tensorflow.contrib.image                   tf.image, or the package tensorflow-addons
 tensorflow.contrib.layers.real_valued_column  tf.feature_column.numeric_column
 tensorflow.contrib.layers.sparse_column_with_hash_bucket  tf.feature_column.categorical_column_with_hash_bucket

@@ -48,9 +48,9 @@ def read(path: str) -> Source:
     source, files = Source([], set()), [pathlib.Path(path)]
     for file in files:
         for module in _read(file, source):
-            place = pathlib.Path(path).parent.joinpath(*module.split("."))
-            beside = (place.with_suffix(".py"), place / "__init__.py")
-            files += [each for each in beside if each.is_file() and each not in files]
+            places = [folder.joinpath(*module.split(".")) for folder in (files[0].parent, file.parent)]
+            beside = [path for place in places for path in (place.with_suffix(".py"), place / "__init__.py")]
+            files += [each for each in dict.fromkeys(beside) if each.is_file() and each not in files]
     return source
 
 

@@ -17,22 +17,15 @@ class Batches:
     """The batches that each step takes of a data set, one for each tower; iterates over them, (features, labels).
 
     Args:
-      dataset: the input_fn's result.
+      dataset: the input_fn's result; DataError if it is no data set.
       num_batches: batches that each session.run takes, the next ones of the data set in their order.
       all_reduce: between the workers, which end together.
-
-    Attributes:
-      hooks: start the data.
-      arrivals: available once the batches are.
-      ask_to_stop: the op that ends the input of all workers; None for a process by itself.
-
-    Raises:
-      DataError: it is no data set.
     """
 
     def __init__(self, dataset: tf.data.Dataset, num_batches: int, all_reduce: AllReduce):
         self._iterator = v1.data.make_initializable_iterator(checked(dataset))
-        self.arrivals, self.ask_to_stop = [], None
+        self.arrivals = []  # available once the batches are
+        self.ask_to_stop = None  # the op that ends the input of all workers; None for a process by itself
         self.hooks = [library.util._DatasetInitializerHook(self._iterator)]
         if all_reduce.num_workers > 1:
             self._elements = self._take_together(num_batches, all_reduce)

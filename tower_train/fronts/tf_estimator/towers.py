@@ -70,9 +70,9 @@ class ModelTowers:
         self._collections += [{key: [] for key in _OF_ONE_TOWER} for _ in devices[1:]]
         state = random.getstate() if seed is None else random.Random(seed).getstate()
         self._random = [state for _ in devices]
-        about = dict(first=training.worker * len(devices), count=len(devices) * training.all_reduce.num_workers)
         self._balance = placement.Balance(devices)
-        self._towers = meeting.Towers(devices, training.mean, inside=self._inside, turn=self._turn, **about)
+        first, count = training.worker * len(devices), len(devices) * training.all_reduce.num_workers
+        self._towers = meeting.Towers(devices, training.mean, first, count, self._inside, self._turn)
 
     def call(self, model_fn: Callable, mode: str) -> api.EstimatorSpec:
         """Calls model_fn(features, labels) in all towers.
@@ -142,21 +142,21 @@ class ModelTowers:
                 return assign(variable, value)
             return mine.append((variable.value, tf.cast(value, variable.value.dtype)))
 
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(compat.holding(_assigned, mine))
-            stack.enter_context(compat.fresh_layer_names())  # so that a checkpoint fits each graph of a model
-            stack.enter_context(compat.intercepted_assignments(assign_later))
-            draws = stack.enter_context(self._drawn_by_example(features, tower))
-            batch = tf.nest.flatten(self._batches[tower.place], expand_composites=True)
-            inputs = [each for each in batch if tf.is_tensor(each)]
-            stack.enter_context(meeting.normalizing(tower, inputs, self._training.batch_norm == "tower"))
-            if tower.place:
-                stack.enter_context(v1.name_scope(f"tower_{tower.place}/"))
-            stack.enter_context(tf.variable_creator_scope(self._creator(tower, draws)))
-            scope, getter = v1.get_variable_scope(), functools.partial(self._get, tower)
-            dtype = compat.floatx_here()  # else the scope's own
-            stack.enter_context(v1.variable_scope(scope, reuse=reuse, custom_getter=getter, dtype=dtype))
-            stack.enter_context(xla.compiled(self._training.is_compiled, tower.device, "tower"))
+        batch = tf.nest.flatten(self._batches[tower.place], expand_composites=True)
+        inputs, scope = [each for each in batch if tf.is_tensor(each)], v1.get_variable_scope()
+        shared = functools.partial(self._get, tower)
+        with (
+            compat.holding(_assigned, mine),
+            compat.fresh_layer_names(),  # so that a checkpoint fits each graph of a model
+            compat.intercepted_assignments(assign_later),
+            self._drawn_by_example(features, tower) as draws,
+            meeting.normalizing(tower, inputs, self._training.batch_norm),
+            v1.name_scope(f"tower_{tower.place}/") if tower.place else contextlib.nullcontext(),
+            tf.variable_creator_scope(self._creator(tower, draws)),
+            # The dtype of a comparison in float64, else the scope's own.
+            v1.variable_scope(scope, reuse=reuse, custom_getter=shared, dtype=compat.floatx_here()),
+            xla.compiled(self._training.is_compiled, tower.device, "tower"),
+        ):
             yield
 
     def _drawn_by_example(self, features, tower: Tower):

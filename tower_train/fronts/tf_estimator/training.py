@@ -35,35 +35,20 @@ class NonFiniteLossError(errors.NonFiniteError, v1.train.NanLossDuringTrainingEr
 
 
 class Training:
-    """A call of Estimator.train.
+    """A call of Estimator.train, on this worker's devices and those of a cluster; batch_norm is RunConfig's."""
 
-    Args:
-      placed: this worker's devices.
-      cluster: of several workers.
-      batch_norm: as in RunConfig.
-      is_compiled: whether XLA compiles model_fn in each tower.
-
-    Attributes:
-      worker, num_towers: the index of this worker, and the number of all workers' towers.
-      all_reduce: averages between workers.
-      batches: of several towers.
-      name: separates its messages.
-      is_summed: tells whether the loss is a sum over the batch, as of canned Estimators.
-      before_update: makes ops for which an update waits.
-      num_updates: updates that towers have met for.
-    """
-
-    batches: Batches | None = None
-    is_summed: Callable[[], bool] = staticmethod(lambda: False)
-    before_update: Callable[[], list[tf.Operation]] = staticmethod(list)
-    num_updates = 0
+    batches: Batches | None = None  # of several towers
+    is_summed: Callable[[], bool] = staticmethod(lambda: False)  # whether the loss is, as of canned Estimators
+    before_update: Callable[[], list[tf.Operation]] = staticmethod(list)  # makes ops for which an update waits
+    num_updates = 0  # that towers have met for
 
     def __init__(
         self, placed: Devices, cluster: Cluster | None = None, batch_norm: str = "global", is_compiled: bool = False
     ):  # fmt: skip
         self.batch_norm, self.is_compiled = batch_norm, is_compiled
         self.cluster, self.worker, workers = cluster, cluster.rank if cluster else 0, cluster.size if cluster else 1
-        self.num_towers, self.name = len(placed.towers) * workers, f"training {next(_trainings) if cluster else 0}"
+        self.num_towers = len(placed.towers) * workers
+        self.name = f"training {next(_trainings) if cluster else 0}"  # separates its messages
         self.all_reduce = AllReduce((HOST,), "collective", num_workers=workers, name=self.name)
         self._checked: list[list[str]] = []  # over updates, the names of what is looked at
 
@@ -138,8 +123,8 @@ class Training:
 
         def fail() -> tf.Operation:
             rows = tf.concat([are_finite(pairs) for pairs in (*of_towers, means)], axis=0)
-            about = [f"{_NOT_FINITE} {number}", -1 if step is None else step.value(), tf.cast(rows, tf.int32)]
-            return tf.raw_ops.Assert(condition=False, data=list(map(tf.convert_to_tensor, about)), summarize=10**6)
+            data = [f"{_NOT_FINITE} {number}", -1 if step is None else step.value(), tf.cast(rows, tf.int32)]
+            return tf.raw_ops.Assert(condition=False, data=list(map(tf.convert_to_tensor, data)), summarize=10**6)
 
         with v1.name_scope("check_finite"), tf.device(HOST):
             finite = tf.cond(tf.reduce_all(are_finite(means)), tf.no_op, fail)

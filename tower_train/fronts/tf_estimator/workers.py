@@ -1,6 +1,7 @@
 """RunConfig with its TF_CONFIG, and the workers there, including this process: their start, sessions and end."""
 
 import copy
+import operator
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -16,6 +17,9 @@ from tower_train.graph import devices
 from tower_train.graph.collectives import Keys
 
 v1 = tf.compat.v1
+
+
+_OURS = ("num_gpus", "gpus", "worker_timeout_secs", "batch_norm", "check_towers", "jit_compile")  # of RunConfig
 
 
 class RunConfig(library.run_config.RunConfig):
@@ -44,13 +48,6 @@ class RunConfig(library.run_config.RunConfig):
         self._num_gpus, self._gpus, self._worker_timeout_secs = num_gpus, gpus, worker_timeout_secs
         super().__init__(*args, **kwargs)
 
-    num_gpus = property(lambda self: self._num_gpus)
-    gpus = property(lambda self: self._gpus)
-    batch_norm = property(lambda self: self._batch_norm)
-    check_towers = property(lambda self: self._check_towers)
-    jit_compile = property(lambda self: self._jit_compile)
-    worker_timeout_secs = property(lambda self: self._worker_timeout_secs)
-
     @property
     def towers(self) -> int | Sequence[int]:
         """The number of towers that train, or the ids of their GPUs; ConfigError if two arguments say that."""
@@ -69,8 +66,7 @@ class RunConfig(library.run_config.RunConfig):
         return self.jit_compile == "always" or (self.jit_compile == "auto" and bool(placed.gpus))
 
     def replace(self, **changes) -> "RunConfig":
-        ours = ["num_gpus", "gpus", "worker_timeout_secs", "batch_norm", "check_towers", "jit_compile"]
-        allowed = [*library.run_config._DEFAULT_REPLACEABLE_LIST, *ours]
+        allowed = [*library.run_config._DEFAULT_REPLACEABLE_LIST, *_OURS]
         return self._replace(copy.deepcopy(self), allowed, **changes)
 
     def alone(self, **changes) -> "RunConfig":
@@ -94,6 +90,10 @@ class RunConfig(library.run_config.RunConfig):
         super()._init_distributed_setting_from_environment_var(tf_config | {"cluster": renamed, "task": task})
         if kind != "evaluator":
             self._cluster_spec, self._task_type, self._task_id = tf.train.ClusterSpec(cluster), kind, index
+
+
+for _name in _OURS:
+    setattr(RunConfig, _name, property(operator.attrgetter(f"_{_name}")))
 
 
 def join(config: RunConfig, placed: devices.Devices) -> program.Cluster | None:
@@ -169,9 +169,6 @@ class _Last(v1.train.SessionRunHook):
             run_context.session.run(self._ask_to_stop)
 
 
-_librarys = library.training.train_and_evaluate
-
-
 class _Executor(library.training._TrainingExecutor):
     """Trains and evaluates as this process's task, without the library's servers and delays."""
 
@@ -198,4 +195,4 @@ def train_and_evaluate(estimator, train_spec, eval_spec) -> tuple:
         compat.replaced(library.training, "_TrainingExecutor", _Executor),
         compat.replaced(library.training, "_MAX_DELAY_SECS", 0),
     ):
-        return _librarys(estimator, train_spec, eval_spec)
+        return library.training.train_and_evaluate(estimator, train_spec, eval_spec)
