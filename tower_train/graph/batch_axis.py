@@ -30,6 +30,7 @@ def batch_axis(tensor: tf.Tensor, batch: int | None, known: Axes) -> int | None:
         elif stack.pop().name not in known:
             axis = _axis(each, known)
             size = each.shape[axis] if axis is not None else None
+            # a multiple of the batch is several rows an example; any other size is another axis
             known[each.name] = None if batch and size is not None and size % batch else axis
     return known[tensor.name]
 
@@ -41,6 +42,7 @@ def _axis(tensor: tf.Tensor, known: Axes) -> int | None:
     found = [(axis, i) for axis, i in found if axis is not None]
     if not found or tensor.shape.rank is None:
         return None
+    # of the input with the most axes, as the others are broadcast to it
     axis, source = max(found, key=lambda each: op.inputs[each[1]].shape.rank)
     rule = _RULES.get(op.type, _of_reduction if op.type in _REDUCTIONS else _aligned)
     axis = rule(tensor, axis, source)
@@ -70,6 +72,7 @@ def _of_transpose(tensor: tf.Tensor, axis: int, source: int) -> int | None:
 
 def _of_reshape(tensor: tf.Tensor, axis: int, source: int) -> int | None:
     """The axis that begins after as many numbers; a merged one if it contains the batch."""
+    # what is merged or split behind the examples leaves them first
     if axis == 0 and tensor.shape.rank and tensor.shape[0] != 1:
         return 0
     before, strides = tensor.op.inputs[0].shape[:axis].num_elements(), 1
@@ -109,6 +112,7 @@ def _of_expansion(tensor: tf.Tensor, axis: int, source: int) -> int | None:
 def _of_squeeze(tensor: tf.Tensor, axis: int, source: int) -> int | None:
     shape = tensor.op.inputs[0].shape
     gone = [each % shape.rank for each in tensor.op.get_attr("squeeze_dims")]
+    # without axes all of size 1 go
     gone = gone or [i for i, size in enumerate(shape.as_list()) if size == 1]
     return None if axis in gone else axis - sum(each < axis for each in gone)
 

@@ -35,6 +35,7 @@ def parse(text: str | None, examples: Examples) -> np.ndarray | None:
             f"--class_weight={text}: examples of {examples.name} are of several classes at once. Weigh these in a loss "
             "of the workload."
         )
+    # bincount takes no uint64
     labels = None if labels is None else np.asarray(labels, np.int64)
     if labels is not None and labels.size and labels.min() < 0:
         raise errors.ConfigError(
@@ -44,10 +45,12 @@ def parse(text: str | None, examples: Examples) -> np.ndarray | None:
     counts = np.bincount(labels if labels is not None else (), minlength=len(names))
     weights = np.ones(len(counts))
     if text == BALANCED:
+        # a class without examples would weigh infinitely much
         there = counts > 0
         weights[there] = len(labels) / (there.sum() * counts[there])
         return weights
     for part in text.split(","):
+        # from the right: a name may have a colon
         name, _, weight = part.rpartition(":")
         index = names.index(name) if name in names else int(name) if name.isdecimal() else len(weights)
         try:

@@ -24,6 +24,7 @@ def assigned_once(variable: tf.Variable) -> tf.Variable:
     if not isinstance(variable.assign, functools.partial):  # else it is one already
         assigns = {"assign": lambda _, value: value, "assign_add": tf.add, "assign_sub": tf.subtract}
         for name, combine in assigns.items():
+            # on the object, as the class is shared with variables that no tower has
             setattr(variable, name, functools.partial(_assign, variable, combine, getattr(variable, name)))
         for name in ("value", "read_value"):
             setattr(variable, name, functools.partial(_read, variable, getattr(variable, name)))
@@ -38,6 +39,7 @@ def _assign(
         return plain(value, use_locking=use_locking, name=name, read_value=read_value)
     value = combine(variable.value(), tf.convert_to_tensor(value, variable.dtype))
     value = tf.stop_gradient(tf.ensure_shape(value, variable.shape), name=name)
+    # of several assignments the last one holds, as on one device
     noted[:] = [statistic for statistic in noted if statistic.moving is not variable]
     noted.append(context.Statistic(variable, value, momentum=0.0, is_averaged=False))
     return value if read_value else value.op
@@ -54,6 +56,7 @@ def _read(variable: tf.Variable, plain: Callable, *args, **kwargs) -> tf.Tensor:
 
 def begin_tower(decays: Sequence[tf.Tensor]) -> None:
     """Empties the collections for another tower, except the values of the variables' regularizers."""
+    # else a tower would collect the losses of the one before once more
     for name in _COLLECTIONS:
         v1.get_collection_ref(name)[:] = []
     v1.get_collection_ref(_COLLECTIONS[0])[:] = decays
@@ -107,6 +110,7 @@ def whole_loss(loss: tf.Tensor, decays: Sequence[tf.Tensor]) -> tuple[tf.Tensor,
     collected = [each for each in (*regularization, *others) if each is not loss]
     if not collected and not updates:
         return loss, []
+    # a program may have added them itself, and would then decay twice
     before = ancestors([loss.op]) if collected else set()
     for each in others:
         if each.op not in before and each is not loss:
@@ -116,5 +120,6 @@ def whole_loss(loss: tf.Tensor, decays: Sequence[tf.Tensor]) -> tuple[tf.Tensor,
             )
     contained = [each for each in decays if each.op in before]
     added = [each for each in regularization if each.op not in before and not any(each is decay for decay in decays)]
+    # a loop of TensorFlow 1 would run them beside its train_op
     with tf.control_dependencies(updates):
         return tf.add_n([loss, *(tf.cast(each, loss.dtype) for each in added)]), contained

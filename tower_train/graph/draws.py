@@ -20,6 +20,7 @@ OUTPUTS = 4  # 32-bit numbers that one step of Philox's counter gives (Salmon et
 
 def random_key(text: str) -> int:
     """Returns the 64-bit key of a name: 0 <= key < 2**64."""
+    # not hash(), which differs between processes
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
@@ -90,6 +91,7 @@ def split_mix(key: int, counters: tf.Tensor) -> tf.Tensor:
     bits = tf.constant(key, tf.uint64) + (tf.cast(counters, tf.uint64) + 1) * 0x9E3779B97F4A7C15
     bits = xor_shifted(bits, 30) * 0xBF58476D1CE4E5B9
     bits = xor_shifted(bits, 27) * 0x94D049BB133111EB
+    # as many bits as a float32 holds exactly
     highest = tf.bitwise.right_shift(xor_shifted(bits, 31), tf.constant(40, tf.uint64))
     return tf.cast(tf.cast(highest, tf.int32), tf.float32) * 2.0**-24
 
@@ -219,6 +221,7 @@ class Draws:
         with self._aside():
             where = philox(f"{self._seed} {name}", tf.cast(first, tf.int64) * tf.cast(counters, tf.int64))
         with xla.not_compiled():
+            # each example begins at a counter of its own, so the rest of its last outputs is lost
             return op(shape=[examples, counters * outputs], dtype=dtype, **where)[:, :each]
 
     @contextlib.contextmanager

@@ -55,6 +55,7 @@ def check_tensors(train_op: tf.Operation, batch_size: int, accumulate_steps: int
     """
     memory, kept, most = host.memory_limit(), {}, (0, None)
     for op in _needed_by(train_op):
+        # one tower, since the others may begin when its tensors are gone
         if op.name.startswith("tower_0/") and "gpu" not in op.device.lower():
             is_gradient = "/gradients/" in op.name and op.type not in _OF_SHAPES
             for each in map(_source, op.inputs if is_gradient and not is_compiled else ()):

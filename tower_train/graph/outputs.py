@@ -47,6 +47,7 @@ def progress(
     """Returns ops that count what a step is done with, and the counts; none without a watchdog."""
     if not plan.config.stall_timeout_secs:
         return [], {}
+    # what the watchdog finds behind in a step that does not end
     of_towers = {f"tower_{i}": [tower.loss, *tower.last] for i, tower in enumerate(towers)}
     return count_progress({INPUT: stream.arrivals, **of_towers})
 
@@ -68,6 +69,7 @@ def step_report(
             loss=mean.loss,
             data_loss=mean.data_loss,
             learning_rate=rate,
+            # one form of report, whatever the number of workers
             stopping=tf.zeros([], mean.loss.dtype) if mean.stopping is None else mean.stopping,
             finite=finite,
             **scale.report(mean.loss, finite),
@@ -86,6 +88,7 @@ def saved_variables(plan: StepPlan, replicas: Sequence[Replica], all_reduce: All
     """Returns what a checkpoint holds, and the operations that look at it or spread it."""
     saved, copied, layout = v1.global_variables(), replicas[0].variables.copied(), plan.layout
     with v1.name_scope("checks"):
+        # asked before each save: a checkpoint with NaN would push good ones out of the rotation
         finite = {v.op.name: is_finite(v) for v in saved if v.dtype.is_floating}
     in_common = [v for v in saved if v.dtype.base_dtype != tf.string]  # texts are the positions of workers' iterators
     return SavedVariables(
@@ -99,6 +102,7 @@ def saved_variables(plan: StepPlan, replicas: Sequence[Replica], all_reduce: All
 
 def random_numbers(plan: StepPlan, stream: Stream, tower: BuiltTower) -> RandomNumbers:
     """Names the random numbers in a tower; GraphError for those that make N towers differ from one."""
+    # what neither of these depends on cannot make towers differ
     last = [tower.loss.op, *(statistic.value.op for statistic in tower.context.statistics)]
     if not stream.state:  # examples in an order of their own draw as they like: their iterator's state is saved
         last.append(stream.initializer)

@@ -39,6 +39,7 @@ def note_on_resuming(config: Config, before: Config, num_examples: int, steps_do
     last, was = (each.last_step(num_examples) for each in (config, before))
     if not steps_done or last == was or config.lr_schedule in ("exponential", "piecewise"):
         return []
+    # without GPUs, whose memory the session of the training will need
     with tf.Graph().as_default(), tf.compat.v1.Session(config=tf.compat.v1.ConfigProto(device_count={"GPU": 0})) as s:
         seen = tf.constant(steps_done * config.global_batch, tf.int64)
         now, then = s.run([learning_rate(each, num_examples, seen) for each in (config, before)])
@@ -75,6 +76,7 @@ def _decay(config: Config, num_examples: int, examples_seen: tf.Tensor) -> tf.Te
             stairs = tf.math.count_nonzero(examples_seen >= ends)
         return tf.constant(config.learning_rate_decay_factor, tf.float64) ** tf.cast(stairs, tf.float64)
     total = config.last_step(num_examples) * config.global_batch
+    # float32 cannot tell examples beyond 2^24 apart
     done = tf.minimum(tf.cast(examples_seen, tf.float64) / total, 1.0)
     if kind == "linear":
         return 1 - done

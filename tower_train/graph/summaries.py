@@ -72,6 +72,7 @@ def sample(values: tf.Tensor) -> tf.Tensor:
     if size is None or size <= _MOST_VALUES:
         return values
     stride = -(-size // _MOST_VALUES)
+    # else each would be of the same few channels
     while math.gcd(stride, values.shape[-1]) > 1:
         stride += 1
     return tf.reshape(values, [-1])[::stride]

@@ -84,6 +84,7 @@ class Evaluations:
         evaluator = self._evaluators[self._split]
         for split, each in self._evaluators.items():
             each.examples.check_same_classes(self._trained_on.name, self._trained_on.class_names)
+            # a network that trains on these can evaluate them
             if split != TRAIN:
                 each.try_out(trained)
         lines = self.best.compare_by(*evaluator.first_metric)
@@ -109,6 +110,7 @@ class Evaluations:
         """Evaluates a checkpoint, writes the curves and keeps the results; returns lines about them. after_batch: as of
         `Evaluator.evaluate`."""
         self._open()
+        # where validation examples choose, those of the test are looked at once
         is_last = checkpoint.step_of(path) >= self._last_step
         due = [split for split in self._evaluators if split in (self._split, TRAIN) or is_last]
         self._last = {split: self._evaluators[split].evaluate(path, after_batch) for split in due}
@@ -167,6 +169,7 @@ class Evaluations:
         evaluated = {self._split: examples, TRAIN: trained_on.sample(TRAINING_EXAMPLES)}
         if config.eval_at_end and TEST not in evaluated and (test_examples := self._workload.split(request)):
             evaluated[TEST] = test_examples
+        # on the devices of the towers, whose steps wait meanwhile
         placed = devices.place(config)
         about = config.tower_batch, config.dtype, config.ema, placed, placed.compiles(config.jit_compile)
         self._evaluators = {split: Evaluator(self._workload, each, *about) for split, each in evaluated.items()}

@@ -72,6 +72,7 @@ class UserHooks(Action):
                 asked = hook.before_run(self._context) or v1.train.SessionRunArgs(None)
             if asked.fetches is not None:
                 theirs[i] = asked.fetches
+            # as MonitoredSession refuses it
             if twice := feeds.keys() & (asked.feed_dict or {}).keys():
                 raise RuntimeError(f"two session hooks feed the same tensor: {', '.join(map(str, twice))}")
             feeds |= asked.feed_dict or {}

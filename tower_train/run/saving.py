@@ -116,12 +116,15 @@ class Saver(Action):
 
     def _write(self, step: int) -> str:
         session, graph, board = self._training.session, self._training.graph, self._training.membership.board
+        # before anything is written, as the rotation would delete a good one for it
         nonfinite.check_variables(session, graph, step)
+        # another process may have taken the directory over while this one was suspended
         self._plan.run_dir.check_held()
         for log in self._logs:
             log.flush()
         if state := graph.stream.state:
             session.run(state.write)
+            # the other workers have positions of their own
             if board:
                 sessions.assign(session, state.variables[1:], board.collect(step))
         return self._training.checkpoints.save(session, step)

@@ -36,6 +36,7 @@ def open_session(
     is_chief, state = membership.task.is_chief, graph.stream.state
 
     def set_variables(session: v1.Session) -> None:
+        # an operation made in a step would be made in each, and slow all down
         graph.graph.finalize()
         membership.session_opened(session)
         if restore:

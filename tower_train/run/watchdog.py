@@ -56,6 +56,7 @@ class StepWatchdog:
     def __exit__(self, *_):
         self._ended.set()
         if self._timeout:
+            # not for ever: it may itself wait for a session that is stuck
             self._thread.join(_END_SECS)
 
     def begin_step(self) -> None:
@@ -80,6 +81,7 @@ class StepWatchdog:
         self._doing, self._since = what, self._clock()
 
     def _watch(self) -> None:
+        # short time-outs need shorter looks
         while not self._ended.wait(min(_LOOK_SECS, self._timeout / 4)):
             self._look()
         self._look_for_end()  # to tell the others
@@ -105,6 +107,7 @@ class StepWatchdog:
     def _obstacle(self) -> str:
         """Returns what the step under way waits for."""
         try:
+            # else the watchdog would get stuck with the step
             options = v1.RunOptions(timeout_in_ms=_ASK_SECS * 1000)
             counts = self.session.run(dict(self._counts), options=options)
         except (tf.errors.OpError, RuntimeError, ValueError) as error:
