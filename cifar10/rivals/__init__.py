@@ -6,8 +6,7 @@ under these options of its own, and `flops_per_example(options)`. Ratios are tak
 
 import cifar10
 from cifar10 import cifar10_94, convnet, crops, shifts
-from tower_train.bench.sides import Side
-from tower_train.bench.torches import torch_sides
+from tower_train.bench.sides import Side, torch_sides
 
 # Of training: of convolutions and matrix products, a multiplication and an addition as two, once forward and once for
 # each operand's gradient; the images have none. tests/cifar10/test_rivals.py counts them.

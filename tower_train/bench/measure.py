@@ -44,7 +44,6 @@ class Worker:
             "dataset": options.dataset,
             "data_dir": options.data_dir,
             "started": time.time(),
-            "packages": side.packages,
             "without_tensorflow": side.without_tensorflow,
         }
         environment = os.environ | {"TMPDIR": str(scratch), "TF_FORCE_GPU_ALLOW_GROWTH": "true"}  # room for others

@@ -2,6 +2,8 @@
 
 import dataclasses
 import fnmatch
+import importlib.metadata
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -102,8 +104,6 @@ class Side:
     # its name in tables and figures; empty if that is `name`. It ends with ', DTYPE' if that is not float32
     label: str = ""
     batch_size: int | None = None  # examples per step; None for --batch_size
-    # folder where the side's process looks first for what TensorFlow has not imported already
-    packages: str | None = None
     # whether its process does not import TensorFlow; `train` gets the request as a dictionary then
     without_tensorflow: bool = False
 
@@ -114,6 +114,36 @@ class Side:
     @property
     def is_ceiling(self) -> bool:
         return self.train.endswith(":multiply")
+
+
+def torch_sides(network: str, about: dict, is_on_gpu: bool) -> list[Side]:
+    """Returns the sides of a network of torch_fit; none if PyTorch is not installed.
+
+    Args:
+      network: its name there.
+      about: numbers of the recipe.
+      is_on_gpu: whether it also trains by torch.compile, which on CPUs is for other networks.
+    """
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    sides = []
+    for form, dtype in itertools.product(("", "compiled") if is_on_gpu else ("",), ("float32", "bfloat16")):
+        parts = [part for part in (form, dtype.removeprefix("float32")) if part]
+        arguments = dict(network=network, about=about, autocast=dtype != "float32", compiled=bool(form))
+        sides.append(
+            Side(
+                "/".join(["torch", *parts]),
+                "tower_train.bench.torch_fit:train",
+                arguments,
+                dtype=dtype,
+                is_quick=not form,
+                label=", ".join([f"PyTorch {version}", *parts]),
+                without_tensorflow=True,
+            )
+        )
+    return sides
 
 
 def parts(options: BenchmarkOptions, about: dict, rivals: Sequence[Side]) -> dict[str, list[Side]]:

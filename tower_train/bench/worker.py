@@ -100,8 +100,6 @@ def main(argv: list[str]) -> int:
 
         workload.take_ours()
         request = workload.DataRequest(**request)
-    if spec["packages"]:
-        sys.path.insert(0, spec["packages"])
     module, _, function = spec["train"].partition(":")
     pacer = Pacer(channel, sys.stdin, spec["started"], spec["batch_size"])
     train = getattr(importlib.import_module(module), function)

@@ -5,8 +5,7 @@ import tensorflow as tf
 
 import tower_train
 from tower_train.bench import resnet50
-from tower_train.bench.sides import Side
-from tower_train.bench.torches import torch_sides
+from tower_train.bench.sides import Side, torch_sides
 from tower_train.config import DeviceOptions
 from tower_train.graph import devices
 
