@@ -36,8 +36,8 @@ def test_a_data_set_in_an_order_of_its_own_is_refused(tmp_path):
 
 @pytest.fixture
 def members(monkeypatch):
-    """Three members, of which two may train together, and the chief has by itself."""
-    monkeypatch.setenv(*Memory((0,)).environment().popitem())
+    """Three members, of which two may train together, and the chief has by itself, since it has lost the first."""
+    monkeypatch.setenv(*Memory((0,), lost=(1,)).environment().popitem())
     hosts = clusters.hosts(3)
     found = [clusters.member(hosts, index, 2.0, 20.0, sizes=(1, 2)) for index in range(3)]
     with concurrent.futures.ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:  # the chief ends first
@@ -71,6 +71,7 @@ def test_who_comes_later_is_compared_waits_and_is_taken_in_and_who_is_too_many_h
     lines = capsys.readouterr().out.splitlines()
     assert f"*** {first.task.name(2)} cannot train with the chief: --seed is 5, the chief's 0. Start all " in str(lines)
     assert "*** The run has ended at step 4 (last step), without this worker." in lines
+    assert f"*** Staying for at most 60 s, to tell {first.task.name(1)} that the run has ended." in lines
     assert re.search(r"\*\*\* 1 of at most 2 train, at step [34]: waiting for a place among them\.", str(lines))
 
 

@@ -121,14 +121,16 @@ def test_who_is_stuck_in_a_step_without_a_missing_worker_leaves_as_it_was_told(m
         error = left.get(timeout=jobs.WAIT_SECS)
         with pytest.raises(errors.WorkerError, match="is missing") as late:  # as of a graph that is built meanwhile
             chief.session_opened(None)
+        assert chief._heartbeat.next_start().lost == (1,)
     assert late.value is error and f"worker 1 ({hosts[1]}) is missing" in str(error)
 
 
-def test_a_worker_that_starts_again_at_the_end_learns_it_from_the_chief_which_waits_for_it(monkeypatch, capsys):
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_worker_that_starts_again_at_the_end_learns_it_from_the_chief_which_waits_for_it(waits, monkeypatch, capsys):
     """Its first start dies before the end, as of a chief that was stopped meanwhile."""
     monkeypatch.setattr(agreement, "_trained_with", set())
     hosts = clusters.hosts(2)
-    chief, other, again = (clusters.member(hosts, index, 2.0, 60.0, waits=True) for index in (0, 1, 1))
+    chief, other, again = (clusters.member(hosts, index, 2.0, 60.0, waits) for index in (0, 1, 1))
     with concurrent.futures.ThreadPoolExecutor() as pool, chief:
         other.__enter__()
         agreed = [pool.submit(member.agree, dict, 3, 9) for member in (chief, other)]

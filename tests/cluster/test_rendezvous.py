@@ -88,7 +88,7 @@ def test_who_is_told_to_end_leaves_the_others_of_an_elastic_cluster_and_ends_all
 
 
 def test_what_is_remembered_is_read_as_it_was_written(monkeypatch):
-    written = Memory((0, 3), 1)
+    written = Memory((0, 3), 1, (2,))
     [(name, value)] = written.environment().items()
     assert Memory.of_environment() == Memory()
     monkeypatch.setenv(name, value)
