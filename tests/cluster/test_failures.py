@@ -51,7 +51,8 @@ def status(worker, heartbeat=1, **changes):
     return WorkerStatus(**(fields | changes))
 
 
-def test_workers_that_have_not_started_have_the_time_of_a_start(capsys):
+def test_workers_that_have_not_started_have_the_time_of_a_start(unreached, capsys):
+    """And who is reached by then, but has no heartbeat yet, that of a heartbeat more."""
     watch, starting = Watch(), WorkerState.STARTING
     watch.read(status(0), status(1), WorkerStatus(), state=starting)
     for heartbeat in range(2, 62):
@@ -60,9 +61,14 @@ def test_workers_that_have_not_started_have_the_time_of_a_start(capsys):
     waiting = capsys.readouterr().out.splitlines()
     assert 20 < len(waiting) < 60 and set(waiting) == {"*** Waiting for worker 2 (c:3) ..."}
     watch.read(status(0), status(1, 62), WorkerStatus(), state=starting)
-    text, exit_status = watch.failure(starting, after=10)
+    assert watch.failure(starting, after=10) is None
+    unreached["c:3"] = "Connection refused"
+    assert watch.failure(starting)[0].startswith("worker 2 (c:3) has not started, or is not reached from here (Connec")
+    unreached.clear()
+    watch.read(status(0), status(1, 63), WorkerStatus(), state=starting)
+    text, exit_status = watch.failure(starting, after=27)
     assert exit_status == 138
-    assert text.startswith("worker 2 (c:3) has not started for 1804 s. ")
+    assert text.startswith("worker 2 (c:3) has not started for 1831 s. ")
 
 
 def test_who_is_not_reached_is_named_with_the_reason_and_does_not_train(unreached, capsys):
@@ -126,8 +132,8 @@ def test_a_chief_that_is_over_before_a_worker_has_started_was_of_an_earlier_trai
     watch = Watch(index=1)
     watch.read(status(0, state=WorkerState.OVER), state=WorkerState.STARTING)
     assert watch.failure(WorkerState.STARTING) is None
-    text, _ = watch.failure(WorkerState.STARTING, after=START_TIMEOUT_SECS + 1)
-    assert text.startswith("worker 0 (the chief, a:1) has not started for 1801 s. ")
+    text, _ = watch.failure(WorkerState.STARTING, after=START_TIMEOUT_SECS + TIMEOUT_SECS + 1)
+    assert text.startswith("worker 0 (the chief, a:1) has not started for 1831 s. ")
     watch.read(status(0, 2, state=WorkerState.FAILED, failure="no data"), state=WorkerState.STARTING)
     assert watch.failure(WorkerState.STARTING)[0].endswith("no data")
 

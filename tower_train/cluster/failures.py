@@ -171,14 +171,17 @@ class FailureDetector:
     def _failure_to_start(self, worker: int) -> errors.WorkerError | None:
         name, secs = self._task.name(worker), self._silent_secs(worker)
         is_over = secs > self._policy.start_timeout_secs and not self._policy.waits
-        if not is_over and self._clock() - self._last_reminder <= _REMIND_SECS:
+        is_to_remind = self._clock() - self._last_reminder > _REMIND_SECS
+        if not (is_over or is_to_remind):
             return None
-        self._last_reminder = self._clock()
         why = reason_unreached(self._task.hosts[worker], _REACH_SECS)
-        if is_over:
+        # Who is reached by now may just have come; a heartbeat follows.
+        if is_over and (why or secs > self._policy.start_timeout_secs + self._policy.worker_timeout_secs):
             what = f"has not started, or is not reached from here ({why})," if why else "has not started"
             return errors.WorkerError(f"{name} {what} for {secs:.0f} s. {self._policy.advice}", is_final=True)
-        say(f"*** Waiting for {name}{f', which is not reached: {why}' if why else ''} ...")
+        if is_to_remind:
+            self._last_reminder = self._clock()
+            say(f"*** Waiting for {name}{f', which is not reached: {why}' if why else ''} ...")
         return None
 
     def _name_refused(self, mine: WorkerStatus) -> None:
