@@ -52,6 +52,7 @@ def test_of_what_draws_anew_each_time_no_difference_is_rounding():
         ([1, 2, 3], [0.5, 1, 1.5], True),
         ([1, 2, 3], [1, 2, 2], False),
         ([2], [1], False),
+        ([1, 1], [0.5, 0.5], False),
         ([0, 0], [1, 1], False),
     ],
 )

@@ -173,7 +173,7 @@ def compare(
 def is_scaled(before: np.ndarray, after: np.ndarray) -> bool:
     """Returns whether an array has not changed but by a factor, as by weight decay alone."""
     before, change = np.float64(before).ravel(), np.float64(after).ravel() - np.float64(before).ravel()
-    if before.size < 2 or not change.any():  # any change of a single number is a factor
+    if not change.any() or not np.ptp(before):  # any change of a single number, or of equal ones, may be a factor
         return not change.any()
     i = np.abs(before).argmax()
     rate = change[i] / before[i] if before[i] else 0.0
