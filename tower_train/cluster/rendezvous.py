@@ -43,9 +43,17 @@ class Memory:
 
     @classmethod
     def of_environment(cls) -> "Memory":
-        """Reads what `environment` wrote, if it did."""
-        content = json.loads(os.environ.get(_VARIABLE, "{}"))
-        return cls(tuple(content.get("group", ())), content.get("idle_starts", 0), tuple(content.get("lost", ())))
+        """Reads what `environment` wrote, if it did; ConfigError if somebody else did."""
+        text = os.environ.get(_VARIABLE, "{}")
+        try:
+            content = {"group": (), "idle_starts": 0, "lost": ()} | json.loads(text)
+            group, lost = (tuple(map(int, content[name])) for name in ("group", "lost"))
+            return cls(group, int(content["idle_starts"]), lost)
+        except (ValueError, TypeError, RecursionError):
+            raise errors.ConfigError(
+                f"The environment has {_VARIABLE}={text!a:.200}, which only a worker writes that starts itself again. "
+                "Unset it."
+            ) from None
 
     def environment(self) -> dict[str, str]:
         """The environment variable for the next start."""
