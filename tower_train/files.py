@@ -7,7 +7,7 @@ import pathlib
 import stat
 from collections.abc import Iterator
 
-from tower_train import host
+from tower_train import errors, host
 
 MOST_BYTES = 2**30  # of a file that is read as a whole, such as metrics.jsonl or an image
 
@@ -46,6 +46,18 @@ def read(path: str | os.PathLike, more_flags: int = 0) -> bytes:
 def read_in_run(path: str | os.PathLike) -> bytes:
     """Reads a file of a run; OSError as `open_in_run` and `read`."""
     return read(path, os.O_NOFOLLOW)
+
+
+def check_replaceable(path: pathlib.Path, mark: bytes) -> None:
+    """Raises ConfigError if a file is there that has no such mark, and so was written by something else."""
+    try:
+        is_ours = mark in read_in_run(path)[:2000]
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise errors.ConfigError(f"{path} cannot be read ({error.strerror}). Move it away.") from None
+    if not is_ours:
+        raise errors.ConfigError(f"{path} is there, and was not written by this command. Move it away.")
 
 
 def check_room(num_bytes: int) -> None:

@@ -3,6 +3,7 @@
 import importlib.util
 import keyword
 import pathlib
+import sys
 
 from tower_train import console, errors
 from tower_train.options import Options, command_line
@@ -24,7 +25,7 @@ def main(argv) -> int:
             "its file."
         )
     [name] = names
-    if importlib.util.find_spec(name) and not pathlib.Path(f"{name}.py").exists():
+    if (name in sys.modules or importlib.util.find_spec(name)) and not pathlib.Path(f"{name}.py").exists():
         raise errors.ConfigError(f"{name} is a module already, which the file would hide. Give another name.")
     text = _TEMPLATE.read_text().replace("MODULE", name).replace('"NAME"', f'"{name}"')
     path = pathlib.Path(f"{name}.py")

@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 
-from tower_train import console, errors
+from tower_train import console, errors, files
 from tower_train.config import RunOptions
 from tower_train.options import DATA, RUN, Options, command_line, option
 
@@ -11,7 +11,7 @@ USAGE = """
 Writes a run, also one that trains, as one HTML file for any browser, without network: python -m tower_train.report
 [options] TRAIN_DIR
 
-Replaces TRAIN_DIR/report.html. Exit status: 0 done, 2 an option or a file is wrong.
+Writes TRAIN_DIR/report.html; replaces only what it has written. Exit status: 0 done, 2 an option or a file is wrong.
 """
 _HARD = 12  # examples
 
@@ -37,13 +37,14 @@ def main(argv) -> int:
 
     run_options = RunOptions(train_dir=train_dirs[0], workload=options.workload, data_dir=options.data_dir)
     run_dir = saved_run.directory_of(run_options)
+    path = pathlib.Path(options.out or run_dir.path / "report.html")
+    files.check_replaceable(path, html_report.MARK)
     try:
         run = saved_run.read(run_options, splits=(VALIDATION, TEST, TRAIN))
         looked_at, hard = hardest.hardest(run, _HARD)
         found: tuple | str = looked_at, run.examples.name, hard
     except errors.UserError as error:  # no checkpoint yet, no data here: the rest can be told
         found = f"Not known: {error}"
-    path = pathlib.Path(options.out or run_dir.path / "report.html")
     try:
         page = html_report.render(run_dir, found)
     except (AttributeError, LookupError, TypeError, ArithmeticError) as error:  # of a file that was changed since

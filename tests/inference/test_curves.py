@@ -79,7 +79,7 @@ def test_runs_are_drawn_and_tabulated_where_no_other_file_is(runs, tmp_path, mon
         (["--out=fifo", "run"], "fifo.png cannot be read .it is no regular file"),
         (["nowhere"], "nowhere/metrics.jsonl cannot be read"),
         (["--out=no/x", "run"], "no/x.png cannot be written: No such file"),
-        (["run", "run"], "curves.svg is there, and was not drawn by this command"),
+        (["run", "run"], "curves.svg is there, and was not written by this command"),
     ):
         status, _, stderr = command(COMMAND, *words)
         assert status == 2 and re.fullmatch(f"[^\n]*{message}[^\n]*\n", stderr)

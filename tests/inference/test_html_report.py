@@ -18,7 +18,7 @@ import toy_workload
 from PIL import Image
 
 import tower_train
-from tower_train import report
+from tower_train import errors, report
 from tower_train.config import Config, RunOptions
 from tower_train.data import tf_data
 from tower_train.inference import hardest, html_report, saved_run, serving
@@ -96,6 +96,10 @@ def test_a_run_is_told_of_before_its_first_checkpoint_and_while_it_trains(tmp_pa
     assert "It trains, this is how far it was: step 7" in later and "Of 50 examples of toy test." in later
     assert "2 towers with one, 3 steps" in later and "they trained what one tower trains" in later
     assert re.search(r"precision @ 1 [\d.]+ 4 ", later)
+    with pytest.raises(
+        errors.ConfigError, match="run.json is there, and was not written by this command. Move it away"
+    ):
+        report.main(["report", str(tmp_path / "run"), f"--out={tmp_path / 'run' / 'run.json'}"])
 
 
 @pytest.mark.parametrize("kind", ["several", "numbers", "elements"])

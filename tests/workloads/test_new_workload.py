@@ -28,6 +28,7 @@ def test_what_it_writes_trains_and_learns_by_the_command_it_prints(command, tmp_
         *((words.split(), "give one name") for words in ("", "two names", "a-b", "1st", "class", "a/b")),
         (["mine"], "mine.py is there already"),
         (["numpy"], "numpy is a module already"),
+        (["__main__"], "__main__ is a module already"),
     ],
 )
 def test_a_name_that_cannot_be_is_refused(refusal, words, text, tmp_path, monkeypatch):

@@ -139,15 +139,8 @@ def save(figure, stem: str, endings: Sequence[str] = ENDINGS) -> str:
 
 def check_replaceable(stem: str, endings: Sequence[str] = ENDINGS) -> None:
     """Raises ConfigError if a file that `save` would write is there and was drawn by something else."""
-    for path, ending in ((pathlib.Path(stem + ending).absolute(), ending) for ending in endings):
-        try:
-            is_ours = _MARKS[ending] in files.read_in_run(path)[:2000]
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise errors.ConfigError(f"{path} cannot be read ({error.strerror}). Move it away.") from None
-        if not is_ours:
-            raise errors.ConfigError(f"{path} is there, and was not drawn by this command. Move it away.")
+    for ending in endings:
+        files.check_replaceable(pathlib.Path(stem + ending).absolute(), _MARKS[ending])
 
 
 def _draw(axis, lists: Mapping[str, list], name: str, color: str, label: str, split: str) -> None:

@@ -13,7 +13,9 @@ from tower_train.inference.hardest import Hard
 from tower_train.options import as_text
 from tower_train.run_dir import directory
 
-_HEAD = """<!doctype html><html lang=en><meta charset=utf-8><title>TITLE</title>
+MARK = b"<meta name=generator content=tower_train>"  # of a page that was written here
+_HEAD = """<!doctype html><html lang=en><meta charset=utf-8>
+<meta name=generator content=tower_train><title>TITLE</title>
 <meta name=viewport content='width=device-width, initial-scale=1'><style>
 :root { color-scheme: light dark; --ground: #fff; --ink: #1d2126; --soft: #5c6670; --line: #d8dde3; --panel: #f4f6f8;
   --first: #0072b2; --second: #c4570a; }
