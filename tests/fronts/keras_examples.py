@@ -18,19 +18,10 @@ EXAMPLES: dict[str, "Example"] = {}
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """A program.
-
-    Attributes:
-      build: returns the model.
-      compiled: returns the arguments of its `compile`.
-      data: returns the arguments of its `fit`.
-      on_workers: whether two workers train it in a test.
-    """
-
     build: Callable[[], keras.Model]
-    compiled: Callable[[], dict]
-    data: Callable[[], dict[str, Any]]
-    on_workers: bool = False
+    compiled: Callable[[], dict]  # the arguments of its `compile`
+    data: Callable[[], dict[str, Any]]  # those of its `fit`
+    on_workers: bool = False  # whether two workers train it in a test
 
 
 def example(compiled, data, on_workers=False):
@@ -49,41 +40,6 @@ def numbers(*shape, seed=0):
 
 def classes(count, kinds, seed=0):
     return np.random.default_rng(seed).integers(0, kinds, count)
-
-
-def crossentropy():
-    return {"optimizer": "adam", "loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]}
-
-
-@example(
-    lambda: crossentropy() | {"optimizer": keras.optimizers.AdamW(1e-3, weight_decay=1e-4)},
-    lambda: {
-        "x": 255 * np.abs(numbers(11, 6, 6, 3)),
-        "y": classes(11, 4),
-        "class_weight": {0: 1.0, 1: 2.0, 2: 0.5, 3: 1},
-    },
-)
-def vision_transformer():
-    """vision/image_classification_with_vision_transformer.py: augmentation in the model, patches, positions."""
-
-    class Positions(layers.Layer):
-        def build(self, shape):
-            self.embedding = layers.Embedding(shape[1], 8)
-            self.embedding.build([shape[1]])
-
-        def call(self, patches):
-            return patches + self.embedding(ops.expand_dims(ops.arange(patches.shape[1]), 0))
-
-    inputs = keras.Input([6, 6, 3])
-    augmentation = [layers.Normalization(mean=100.0, variance=900.0), layers.Resizing(8, 8),
-                    layers.RandomFlip("horizontal", seed=1), layers.RandomContrast(0.2, seed=2)]  # fmt: skip
-    x = keras.Sequential(augmentation)(inputs)
-    patches = layers.Lambda(lambda images: ops.reshape(ops.image.extract_patches(images, 4), [-1, 4, 48]))(x)
-    x = Positions()(layers.Dense(8)(patches))
-    normed = layers.LayerNormalization(epsilon=1e-6)(x)
-    x = layers.Add()([layers.MultiHeadAttention(num_heads=2, key_dim=4, dropout=0.1)(normed, normed), x])
-    x = layers.Dropout(0.5)(layers.Flatten()(layers.LayerNormalization(epsilon=1e-6)(x)))
-    return keras.Model(inputs, layers.Dense(4, "softmax")(layers.Dense(6, keras.activations.gelu)(x)))
 
 
 def dense(*units, name=None):

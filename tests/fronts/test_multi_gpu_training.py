@@ -51,10 +51,12 @@ def test_frozen_layers_stay_and_unused_weights_are_named(capsys):
     assert "unused/kernel" in capsys.readouterr().err
 
 
-def test_dropout_and_noise_are_those_of_one_device(float64):
+def test_dropout_noise_and_augmentation_are_those_of_one_device(float64):
     def build():
+        augmentation = [layers.RandomFlip("horizontal", seed=1), layers.RandomContrast(0.2, seed=2)]
         return keras.Sequential(
-            [keras.Input([5, 4]), layers.GaussianNoise(0.1, seed=4), layers.SpatialDropout1D(0.3, seed=5),
+            [keras.Input([5, 4]), layers.Reshape([5, 4, 1]), *augmentation, layers.Reshape([5, 4]),
+             layers.GaussianNoise(0.1, seed=4), layers.SpatialDropout1D(0.3, seed=5),
              layers.SimpleRNN(3, dropout=0.2, recurrent_dropout=0.2, seed=6), layers.Dropout(0.5, seed=3),
              layers.Dense(2, activity_regularizer="l2")]
         )  # fmt: skip

@@ -9,6 +9,7 @@ import contextvars
 import functools
 import importlib
 import inspect
+import operator
 import random
 import re
 import sys
@@ -57,6 +58,12 @@ DRAWS_OF_TENSORFLOW = {  # {type of an operation: its function}
 
 BaseOptimizer = base_optimizer.BaseOptimizer  # of all Keras optimizers
 FIRST_EPOCH = "_initial_epoch"  # attribute of a model: the epoch with which `fit` begins, as BackupAndRestore sets it
+storage = operator.attrgetter("_value")  # a Keras variable's tf.Variable; None before it has a value
+pending_initializer = operator.attrgetter("_initializer")  # of a variable made in a StatelessScope, else None
+trained_by = operator.attrgetter("_trainable_variables")  # the variables that a built optimizer trains
+loss_tracker = operator.attrgetter("_loss_tracker")  # a model's metric that `fit` reports as "loss"
+sublayers = operator.methodcaller("_flatten_layers", include_self=False)  # of a model: nested ones too
+random_seed = context.global_seed  # () -> the last argument of tf.random.set_seed
 without_tapes = record.stop_recording  # context manager: GradientTapes of this thread record nothing
 eager_mode = tf.__internal__.eager_context.eager_mode  # context manager: eager execution, even with a default graph
 
@@ -225,11 +232,6 @@ def intercepted_assignments(assign: Callable[[Callable, keras.Variable, Any], No
     return replaced_here(keras.Variable, "_direct_assign", assign)
 
 
-def pending_initializer(variable: keras.Variable) -> Callable | None:
-    """Returns the initializer of a variable without a value, made in a StatelessScope; None if it has its value."""
-    return variable._initializer
-
-
 def move(variable: keras.Variable, device: str) -> None:
     """Moves the storage of a Keras variable to a device, unless it is there."""
     before, wanted = variable._value, tf.DeviceSpec.from_string(device)
@@ -239,11 +241,6 @@ def move(variable: keras.Variable, device: str) -> None:
     with tf.device(device):
         variable._initialize(before.numpy())
     variable._value._unique_id = before._unique_id  # by which optimizers know it
-
-
-def trained_by(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
-    """Returns the variables that a built optimizer trains."""
-    return optimizer._trainable_variables
 
 
 @contextlib.contextmanager
@@ -260,11 +257,6 @@ def without_all_reduce():
     return replaced_here(TFOptimizer, "_all_reduce_sum_gradients", lambda _, optimizer, grads_and_vars: grads_and_vars)
 
 
-def storage(variable: keras.Variable) -> tf.Variable | None:
-    """Returns a Keras variable's storage; None if it has no value yet."""
-    return variable._value
-
-
 def assign_here(variable: keras.Variable, value) -> None:
     """Assigns to a Keras variable whatever the scope."""
     variable._direct_assign(value)
@@ -278,11 +270,6 @@ def outside_of_stateless_scope():
 def is_seed_state(variable: keras.Variable) -> bool:
     """Returns whether a variable is the state of a layer's random numbers, such as those of dropout."""
     return variable.name == "seed_generator_state"
-
-
-def sublayers(model: keras.Model) -> list[keras.Layer]:
-    """Returns all layers in a model, including those within layers and nested models."""
-    return model._flatten_layers(include_self=False)
 
 
 def eager_attributes(layer: keras.Layer) -> dict[str, Callable]:
@@ -401,11 +388,6 @@ def skip_draws(count: int) -> None:
     numbers[graph] = numbers.get(graph, 0) + count
 
 
-def random_seed() -> int | None:
-    """Returns the last argument of tf.random.set_seed."""
-    return context.global_seed()
-
-
 @contextlib.contextmanager
 def drawn_by(draw: Callable[[Callable, dict[str, Any]], Any]) -> Iterator[None]:
     """Lets draw(function, its arguments by name) draw within this block for functions of keras.random and tf.random."""
@@ -448,6 +430,9 @@ def python_floats():
 _FLOATX_HERE: contextvars.ContextVar[str | None] = contextvars.ContextVar("floatx", default=None)
 
 
+floatx_here = _FLOATX_HERE.get  # () -> the dtype of the `floatx` around this; None outside of one
+
+
 def _floatx() -> str:
     return _FLOATX_HERE.get() or _FLOATX  # noqa: F821 - names of Keras' module
 
@@ -460,11 +445,6 @@ def let_threads_have_floatx(config: types.ModuleType) -> None:
 
 
 let_threads_have_floatx(backend_config)
-
-
-def floatx_here() -> str | None:
-    """Returns the dtype of the `floatx` around this; None outside of one."""
-    return _FLOATX_HERE.get()
 
 
 @contextlib.contextmanager
@@ -612,11 +592,6 @@ def adds_losses(model: keras.Model) -> bool:
 def compute_loss(model: keras.Model, x, y, y_pred, sample_weight, training: bool) -> tf.Tensor:
     """Computes the loss as `fit` does, by a compute_loss of the model's own, with or without an argument `training`."""
     return model._compute_loss(x, y, y_pred, sample_weight, training)
-
-
-def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
-    """Returns the metric that `fit` reports as "loss"."""
-    return model._loss_tracker
 
 
 def is_overridden(model: keras.Model, name: str) -> bool:

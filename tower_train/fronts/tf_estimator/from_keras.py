@@ -160,7 +160,7 @@ class KerasOptimizer:
                 return done(tf.convert_to_tensor(counted))
 
         scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-        return training.current().update(optimizer, zip(grads, weights, strict=True), apply, looks_itself=scales)
+        return training.CURRENT.get().update(optimizer, zip(grads, weights, strict=True), apply, looks_itself=scales)
 
 
 def _stored_in(weight: tf.Variable) -> keras.Variable:

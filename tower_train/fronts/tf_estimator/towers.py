@@ -13,9 +13,8 @@ from tower_train import errors, normalization
 from tower_train.fronts import compat, meeting, parts, placement
 from tower_train.fronts.draws import drawn_for_more, rows_of_draw
 from tower_train.fronts.meeting import Tower
-from tower_train.fronts.tf_estimator import training as trainings
 from tower_train.fronts.tf_estimator.library import api
-from tower_train.fronts.tf_estimator.training import Training
+from tower_train.fronts.tf_estimator.training import CURRENT, Training
 from tower_train.graph import random_state, xla
 from tower_train.graph.devices import HOST
 
@@ -87,7 +86,7 @@ class ModelTowers:
             self._only_by_the_first(variable)
         if mode == api.ModeKeys.TRAIN:
             self._training.before_update = self._assign_noted
-        with trainings.entered(self._training), normalization.over_towers():
+        with compat.holding(CURRENT, self._training), normalization.over_towers():
             specs = self._towers.run(lambda tower: model_fn(*self._batches[tower.place]))
         if self._training.is_compiled:
             xla.leave_out_other_devices(v1.get_default_graph())

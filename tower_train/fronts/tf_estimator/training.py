@@ -21,7 +21,8 @@ from tower_train.graph.devices import HOST, Devices
 from tower_train.graph.gradients import GradientsAndVariables
 
 v1 = tf.compat.v1
-_current = contextvars.ContextVar("training", default=None)
+# The training for which optimizers that towers call update.
+CURRENT: contextvars.ContextVar["Training | None"] = contextvars.ContextVar("training", default=None)
 _NOT_FINITE = "tower_train: not finite"
 
 # Of this process with others, which keep what a key was used for. All have as many.
@@ -133,25 +134,16 @@ class Training:
             return [(grad if grad is None else identity(grad), variable) for grad, variable in means]
 
 
-def entered(training: Training) -> contextlib.AbstractContextManager:
-    """Lets optimizers that towers call within a block update for this training."""
-    return compat.holding(_current, training)
-
-
-def current() -> Training | None:
-    """Returns the training for which a model_fn is being called."""
-    return _current.get()
-
-
 def _averaging(apply_gradients: Callable, owner: type) -> Callable:
     """Makes a method apply_gradients that of all towers, where towers call it."""
 
     @functools.wraps(apply_gradients)
     def of_all(optimizer, grads_and_vars, *args, **kwargs):
-        if current() is None or meeting.current() is None:
+        training = CURRENT.get() if meeting.current() else None
+        if training is None:
             return apply_gradients(optimizer, grads_and_vars, *args, **kwargs)
         apply = lambda means: apply_gradients(optimizer, means, *args, **kwargs)  # noqa: E731
-        return current().update(optimizer, grads_and_vars, apply, looks_itself=owner not in _OPTIMIZERS)
+        return training.update(optimizer, grads_and_vars, apply, looks_itself=owner not in _OPTIMIZERS)
 
     return of_all
 
