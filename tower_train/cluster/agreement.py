@@ -18,24 +18,14 @@ _trained_with: set[tuple[Task, str]] = set()  # starts of chiefs, in this proces
 
 @dataclasses.dataclass(eq=False)
 class RunOver(Exception):
-    """A run that has ended while this worker waited for a place in it.
-
-    Attributes:
-      stopped_by: what ended it.
-      step: its last.
-    """
+    """A run that has ended while this worker waited for a place in it."""
 
     stopped_by: str
-    step: int
+    step: int  # its last
 
 
 class Agreement:
-    """One worker's part in the agreement, by way of the statuses on the chief's board.
-
-    Args:
-      task: this process's.
-      heartbeat: tells this worker's status, and has the others'.
-    """
+    """One worker's part in the agreement, by way of the statuses on the chief's board."""
 
     def __init__(self, task: Task, heartbeat: Heartbeat):
         self._task, self._heartbeat = task, heartbeat

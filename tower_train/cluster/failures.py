@@ -36,14 +36,11 @@ class FailureDetector:
       task: this process's.
       policy: of all workers.
       clock: returns seconds, as time.monotonic does.
-
-    Attributes:
-      statuses: over workers, as last read; workers that are not the chief know the chief's only.
     """
 
     def __init__(self, task: Task, policy: Policy, clock: Callable[[], float] = time.monotonic):
         self._task, self._policy, self._clock, self._named = task, policy, clock, set()
-        self.statuses = (WorkerStatus(),) * len(task.hosts)
+        self.statuses = (WorkerStatus(),) * len(task.hosts)  # as last read; who is not the chief knows the chief's only
         self._last_heartbeats = [clock()] * len(task.hosts)
         self._began = self._last_reminder = clock()
         self._reached = [("", "", 0.0)] * len(task.hosts)  # (start, reason why it is not, when that was seen)

@@ -32,25 +32,18 @@ class Heartbeat:
       policy: of all workers.
       target: the chief's server.
       leave_at_once: ends the process if its step cannot be ended.
-
-    Attributes:
-      detector: decides who is missing.
-      rendezvous: decides who trains.
-      status: this worker's, the same at the next heartbeat for all.
-      is_displaced: whether another process lives in this one's place.
-      failure: ends this worker; None while all is well.
-      session: closed when a worker is lost, so that a step which waits for it ends.
-      first_step: the time at which this start's first step ended; None before that.
-      is_to_resize: whether the steps are to end since more workers could train along.
-      board: for the workers' parts of a checkpoint.
     """
 
     def __init__(self, task: Task, policy: Policy, target: str, leave_at_once: Callable[[errors.UserError], None]):
         self._task, self._policy, self._leave_at_once = task, policy, leave_at_once
         self.detector = FailureDetector(task, policy)
         self.rendezvous = Rendezvous(task, policy, Memory.of_environment() if policy.sizes else None)
-        self.status, self.failure, self.session = WorkerStatus(start_id=uuid.uuid4().hex), None, None
-        self.first_step, self.is_to_resize, self.is_displaced = None, False, False
+        self.status = WorkerStatus(start_id=uuid.uuid4().hex)  # the same at the next heartbeat for all
+        self.failure = None  # ends this worker
+        self.session = None  # closed when a worker is lost, so that a step which waits for it ends
+        self.first_step = None  # the time at which this start's first step ended
+        self.is_to_resize = False  # the steps are to end since more workers could train along
+        self.is_displaced = False  # another process lives in this one's place
         self._interval = min(1.0, policy.worker_timeout_secs / 10)  # during training
         # Whether this worker's status is on the board: nobody else lives in its place.
         self.has_row, self._seen, self._seen_at = task.is_chief, None, 0.0

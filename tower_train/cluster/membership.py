@@ -35,25 +35,16 @@ _servers: dict[Task, tf.distribute.Server] = {}  # TensorFlow stops none before 
 class Membership:
     """A process's membership of the group that trains together, for one start; a context manager around that.
 
-    This one is of a process by itself, the only one of its group.
-
-    Args:
-      task, devices, policy, leave_at_once: as for `join`.
-
-    Attributes:
-      task: this process's.
-      devices: of its towers; until workers agree, for the group that is expected.
-      target: the server to open sessions on; empty for a process by itself.
-      board: for the workers' parts of a checkpoint; None for a process by itself.
-      is_to_resize: whether the steps are to end since more workers could train along.
+    This one is of a process by itself, the only one of its group. Arguments as for `join`.
     """
 
-    target: str = ""
-    board: Board | None = None
-    is_to_resize: bool = False
+    target: str = ""  # the server to open sessions on
+    board: Board | None = None  # for the workers' parts of a checkpoint
+    is_to_resize: bool = False  # the steps are to end since more workers could train along
 
     def __init__(self, task: Task, devices: Devices, policy: Policy, leave_at_once: LeaveAtOnce):
-        self.task, self.devices, self._policy, self._leave_at_once = task, devices, policy, leave_at_once
+        self.task, self._policy, self._leave_at_once = task, policy, leave_at_once
+        self.devices = devices  # of its towers; until workers agree, for the group that is expected
 
     def __enter__(self):
         return self
@@ -133,14 +124,7 @@ class Membership:
 
 
 class WorkerMembership(Membership):
-    """One of several workers' membership, with its server and its heartbeat.
-
-    Attributes:
-      agreement: compares what this worker means with the chief.
-
-    Raises:
-      RunError: the server cannot be started.
-    """
+    """One of several workers' membership, with its server and its heartbeat; RunError if that cannot be started."""
 
     def __init__(self, task: Task, devices: Devices, policy: Policy, leave_at_once: LeaveAtOnce):
         config = v1.ConfigProto()

@@ -41,10 +41,6 @@ class Cluster:
       is_chief: whether this worker logs and saves.
       target: the master for this worker's sessions: v1.train.MonitoredTrainingSession(master=cluster.target, ...).
       devices: device strings for the towers of this worker, such as ('/gpu:0', '/gpu:1').
-      membership: watches the workers.
-      device: the part of a device's name that separates this worker's from another's; sessions outside of the cluster,
-        in which operations between workers would wait for ever, refuse it.
-      counts: [how often gradients arrived to be averaged, how often their means were there].
     """
 
     def __init__(self, task: Task, placed: devices.Devices, policy: Policy, stall_timeout_secs: float):
@@ -54,7 +50,9 @@ class Cluster:
         self._is_in_main = threading.current_thread() is threading.main_thread()
         self.membership = membership.join(task, placed, policy, self._interrupt)
         self.target, self.devices = self.membership.target, placed.towers
-        self.device, self.counts = f"/job:worker/replica:0/task:{task.index}", [0, 0]
+        # In the names of this worker's devices; sessions outside of the cluster, which would wait for ever, refuse it.
+        self.device = f"/job:worker/replica:0/task:{task.index}"
+        self.counts = [0, 0]  # how often gradients arrived to be averaged, and how often their means were there
         self._is_open, self._ended = True, threading.Event()
         self._thread = threading.Thread(target=self._watch, args=[stall_timeout_secs], name="means", daemon=True)
         self.membership.__enter__()

@@ -16,11 +16,8 @@ from tower_train.cluster.task import Policy, Task
 from tower_train.console import say
 
 RESIZED = "another number of workers"  # what ends the steps of an elastic cluster that goes on in another size
-LEAVING = (
-    "SIGTERM",
-    "SIGINT",
-    "SIGHUP",
-)  # of a worker that is not the chief: the others of an elastic cluster go on without it
+# Of a worker that is not the chief: the others of an elastic cluster go on without it.
+LEAVING = ("SIGTERM", "SIGINT", "SIGHUP")
 
 _VARIABLE = "TOWER_TRAIN_ELASTIC"
 _MOST_IDLE_STARTS = 10
@@ -29,17 +26,11 @@ _REMIND_SECS = 30.0
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """The memory of a process that restarts itself, in an environment variable.
+    """The memory of a process that restarts itself, in an environment variable."""
 
-    Attributes:
-      group: the tasks that are expected to train; empty if nothing is known.
-      idle_starts: the number of starts in a row that ended before their first step.
-      lost: the tasks that have trained and are missing since.
-    """
-
-    group: tuple[int, ...] = ()
-    idle_starts: int = 0
-    lost: tuple[int, ...] = ()
+    group: tuple[int, ...] = ()  # the tasks that are expected to train; empty if nothing is known
+    idle_starts: int = 0  # in a row, that ended before their first step
+    lost: tuple[int, ...] = ()  # the tasks that have trained and are missing since
 
     @classmethod
     def of_environment(cls) -> "Memory":
@@ -71,21 +62,16 @@ class Rendezvous:
       policy: of all workers.
       memory: of the start before; empty unless they are elastic.
       clock: returns seconds, as time.monotonic does.
-
-    Attributes:
-      is_elastic: whether fewer than all may train.
-      most: workers that train together.
-      memory: of the start before.
-      expected: the tasks that will train if nothing has changed: an allowed number, with this one.
-      leaving: the workers that were told to end, once `reason_of_all` is known.
     """
 
     def __init__(
         self, task: Task, policy: Policy, memory: Memory | None = None, clock: Callable[[], float] = time.monotonic
     ):  # fmt: skip
         self._policy, self.memory, self._clock = policy, memory or Memory(), clock
-        self.is_elastic, self.leaving = policy.sizes is not None, set()
+        self.is_elastic = policy.sizes is not None  # fewer than all may train
+        self.leaving: set[int] = set()  # the workers that were told to end, once `reason_of_all` is known
         self._least, self.most = policy.sizes or (len(task.hosts), len(task.hosts))
+        # The tasks that will train if nothing has changed: an allowed number, with this one.
         self.expected = list(self.memory.group[: self.most])
         if task.index not in self.expected or len(self.expected) < self._least:  # nothing fitting is known
             self.expected = sorted({*range(self.most), task.index})[-self.most :]

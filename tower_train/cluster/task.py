@@ -23,15 +23,10 @@ RESIZES = f"--elastic: python -m tower_train starts itself again, with those tha
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """One worker of a cluster.
+    """One worker of a cluster."""
 
-    Attributes:
-      hosts: over workers, host:port; the first is the chief.
-      index: of this process among them.
-    """
-
-    hosts: tuple[str, ...]
-    index: int
+    hosts: tuple[str, ...]  # over workers, host:port; the first is the chief
+    index: int  # of this process among them
 
     @property
     def is_chief(self) -> bool:
@@ -55,21 +50,13 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """The policy of workers for those that are missing.
+    """The policy of workers for those that are missing."""
 
-    Attributes:
-      worker_timeout_secs: seconds without a heartbeat after which a worker that had started is missing.
-      start_timeout_secs: seconds after which a worker that has not started is missing.
-      waits: before the first step, absent workers are waited for without a limit.
-      sizes: least and most workers of an elastic cluster, which goes on without lost workers; None: all train.
-      next_step: advice after a failure; None: that of a run.
-    """
-
-    worker_timeout_secs: float
-    start_timeout_secs: float
-    waits: bool = False
-    sizes: tuple[int, int] | None = None
-    next_step: str | None = None
+    worker_timeout_secs: float  # without a heartbeat, after which a worker that had started is missing
+    start_timeout_secs: float  # after which a worker that has not started is missing
+    waits: bool = False  # before the first step, for absent workers without a limit
+    sizes: tuple[int, int] | None = None  # least and most of an elastic cluster, which goes on without lost ones
+    next_step: str | None = None  # advice after a failure; None: that of a run
 
     @property
     def advice(self) -> str:

@@ -33,14 +33,11 @@ class Best:
       keep: whether to keep the best checkpoint.
       patience: examples trained on without a gain after which the run ends; 0 for never.
       global_batch: examples per step.
-
-    Attributes:
-      is_used: whether evaluations are compared at all.
     """
 
     def __init__(self, run_dir: directory.RunDirectory, keep: bool, patience: float, global_batch: int):
         self._run_dir, self._keep, self._patience, self._global_batch = run_dir, keep, patience, global_batch
-        self.is_used = keep or patience > 0
+        self.is_used = keep or patience > 0  # else evaluations are not compared
         self._state = run_dir.read(directory.BEST) if self.is_used else {}
         self._step = 0
 

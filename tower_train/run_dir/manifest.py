@@ -141,8 +141,6 @@ def _compared(before: dict, now: dict, workload_options: Options | None):
     """Yields (rule, name, value before, value now) of what the last start noted."""
     for name, old in {key: before[key] for key in ("workload", "global_batch") if key in before}.items():
         yield "same", name.replace("_", " "), old, now[name]
-    if (over_towers := before.get("config", {}).get("sync_batch_norm")) is not None:  # before --batch_norm
-        yield "note", "--batch_norm", "global" if over_towers else "tower", now["config"]["batch_norm"]
     for part, options in (("config", Config), ("workload_options", workload_options)):
         for field in dataclasses.fields(options) if options else ():
             rule, old = field.metadata["resume"], before.get(part, {})
