@@ -1,7 +1,7 @@
 """Compares trainings by what is seen after each of their steps, up to what rounding explains."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -135,30 +135,23 @@ def compare(
       rounding: of the arithmetic on the way from the weights to the loss.
       by_tower: as `several`, whose batches are normalised by tower, if they train so.
     """
-    are_finite, are_moved = [], []
-
-    def noting(values: Iterable[Values]) -> Iterator[Values]:
-        for each in values:
-            are_finite.append(each.is_finite(weights))
-            are_moved.append(each.is_moved)
-            yield each
-
-    found = gaps(noting(one(None)), several(None), weights)
+    whole = list(one(None))
+    found = gaps(whole, several(None), weights)
     gap = max(found, key=lambda each: each.of_largest)
-    if not are_finite[0]:
+    if not whole[0].is_finite(weights):
         return Verdict(gap, undecided="nothing to compare: the loss is not finite, or its gradients")
     excess = beyond(found, rounding)
-    if excess and not beyond(gaps(one(None), one(None), weights), rounding):  # else it draws anew each time
+    if excess and not beyond(gaps(whole, one(None), weights), rounding):  # else it draws anew each time
         noise: dict[tuple[str, int], float] = {}
         for seed in SEEDS:
-            for near in gaps(one(None), one(seed), weights):
+            for near in gaps(whole, one(seed), weights):
                 key = near.name, near.step
                 noise[key] = max(explained(near.absolute, seed), noise.get(key, 0.0))
             if not (excess := beyond(excess, rounding, noise)):
                 break
     if excess:
         return Verdict(gap, earliest(excess, weights))
-    if not any(are_moved):
+    if not any(each.is_moved for each in whole):
         return Verdict(gap, undecided="nothing to compare: every gradient of the loss is 0")
     if gap.of_largest > MOST_NOISE:
         why = (
@@ -166,7 +159,7 @@ def compare(
             "magnifies roundings so much that nothing can be told"
         )
         return Verdict(gap, undecided=why)
-    apart = beyond(gaps(one(None), by_tower(None), weights), rounding) if by_tower else []
+    apart = beyond(gaps(whole, by_tower(None), weights), rounding) if by_tower else []
     return Verdict(gap, by_tower=max(apart, key=lambda each: each.of_largest, default=None))
 
 

@@ -26,19 +26,12 @@ SAME, _ROWS, _SHARE, MEAN, SUM = "same", "rows", "rows over the number of towers
 
 @dataclasses.dataclass(frozen=True)
 class Culprit:
-    """An operation that differs.
+    """An operation that differs."""
 
-    Attributes:
-      name: without the tower's.
-      type: of the operation.
-      line: of the program that made it, FILE:LINE.
-      cause: what the towers cannot share, and what to write instead.
-    """
-
-    name: str
-    type: str
-    line: str
-    cause: str
+    name: str  # without the tower's
+    type: str  # of the operation
+    line: str  # of the program that made it, FILE:LINE
+    cause: str  # what the towers cannot share, and what to write instead
 
     def __str__(self) -> str:
         return f"{self.name} ({self.type}, {self.line}): {self.cause}"

@@ -21,25 +21,18 @@ _MOST_MS = 600_000
 
 
 class Trial:
-    """A training graph on logical CPU devices, and what is compared of it.
-
-    Attributes:
-      built: the graph.
-      towers: the batches of a step.
-      weights: {name: variable}, those that are trained.
-      fetches: the loss, the gradients, all variables after the update, and whether tower 0's gradients move them.
-    """
+    """A training graph on logical CPU devices, and what is compared of it."""
 
     def __init__(self, workload: Workload, examples: Examples, config: Config):
         placed = devices.place(config, gpus_here=[])
         self.built = build_step(plan_step(workload, examples, config, placed))
-        self.towers = self.built.layout.num_towers
+        self.towers = self.built.layout.num_towers  # the batches of a step
         # It takes longer than a few steps save by it; XLA needs it on several CPUs.
         is_optimized = config.jit_compile == "always"
         placed.session_config.graph_options.rewrite_options.disable_meta_optimizer = not is_optimized
         placed.session_config.operation_timeout_in_ms = _MOST_MS  # towers may wait for a mean that some do not take
         saved = {v.op.name: v for v in self.built.saved.variables if v.dtype.base_dtype != tf.string}
-        self.weights = {name: variable for name, variable in saved.items() if variable.trainable}
+        self.weights = {name: variable for name, variable in saved.items() if variable.trainable}  # that are trained
         self._initializers = {name: variable.initializer for name, variable in saved.items()}
         compared = self.built.compared
         with self.built.graph.as_default(), tf.device(devices.HOST):
@@ -48,7 +41,8 @@ class Trial:
                 after = {name: variable.read_value() for name, variable in saved.items()}
             values = [each.values if isinstance(each, tf.IndexedSlices) else each for each in compared.of_loss]
             moves = [tf.reduce_any(tf.not_equal(value, 0)) for value in values if value is not None]
-        self.fetches = {LOSS: self.built.report.loss}, gradients, after, moves
+        # moves: whether tower 0's gradients move the variables
+        self._fetches = {LOSS: self.built.report.loss}, gradients, after, moves
 
     @contextlib.contextmanager
     def session(self, values: Arrays | None = None) -> Iterator[v1.Session]:
@@ -61,7 +55,7 @@ class Trial:
         """Does steps in a session, which begins as in `session`; yields what is seen after each."""
         with self.session(values) as opened:
             for _ in range(steps):
-                losses, gradients, variables, moves = opened.run(self.fetches)
+                losses, gradients, variables, moves = opened.run(self._fetches)
                 yield Values(variables, losses, gradients, any(moves))
 
     def initial_weights(self) -> dict[str, np.ndarray]:
