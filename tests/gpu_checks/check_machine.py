@@ -29,7 +29,7 @@ def test_a_gpu_multiplies_and_convolves_as_the_cpu_does(number):
     trials.need(1)
     devices.let_memory_grow(trials.gpus())
     about = devices.gpu_of(trials.gpus()[number])
-    print("measured:", about, *(devices.compile_notes([about]) or ["TensorFlow has binaries for it"]))
+    print("measured:", about, *(devices.notes_on_new_models([about]) or ["TensorFlow has binaries for it"]))
     a, b = np.random.default_rng(0).normal(size=[2, 256, 256]).astype(np.float32)
     images, filters = a.reshape([4, 32, 32, 16]), b[:144].reshape([3, 3, 16, 256])
     with tf.device(f"/gpu:{number}"):

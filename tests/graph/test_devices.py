@@ -112,7 +112,7 @@ def test_a_card_that_is_newer_than_tensorflows_binaries_is_one_line_about_what_i
     """Only of those that carry towers; the targets are the wheel's of TensorFlow 2.21."""
     build = {"cuda_compute_capabilities": ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90"]}
     monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: build)
-    lines = devices.compile_notes([devices.Gpu("some", capability)] * 2 + [devices.Gpu("A100", (8, 0))])
+    lines = devices.notes_on_new_models([devices.Gpu("some", capability)] * 2 + [devices.Gpu("A100", (8, 0))])
     if capability in [(10, 0), (12, 0)]:
         assert len(lines) == 1 and f"no binaries for some (compute capability {capability[0]}.0)" in lines[0]
         assert "CUDA_CACHE_MAXSIZE=4294967296" in lines[0]

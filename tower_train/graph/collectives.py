@@ -19,7 +19,8 @@ from tower_train.graph.gradients import Gradient, name_of
 v1 = tf.compat.v1
 
 MESSAGE_BYTES = 4 * 2**20  # of small tensors that travel together; more would make the first of them wait for the last
-_TOWERS, _DEVICES, _HOSTS = "towers", "devices", "hosts"  # groups: of all workers, of this one, and one of each worker
+# Groups: all towers of all workers; the devices of this worker, or with a number those of that number of all; hosts.
+_TOWERS, _DEVICES, _HOSTS = "towers", "devices", "hosts"
 _LARGEST_KEY = 2**31 - 1
 _ATTRIBUTE = "tower_train_keys"  # of a graph
 # Types that TensorFlow sends, and those that hold all values of others.
@@ -66,7 +67,8 @@ class Keys:
         return (collective_key(name) + self.count(name)) & _LARGEST_KEY  # uses of a name get neighbouring keys
 
     def compared(self, compare: Callable[[Mapping[str, str]], None]) -> tf.Tensor:
-        """Returns a tensor that is computed once compare(meaning) has returned, whenever there is more to compare."""
+        """Returns a bool scalar to depend on before operations between workers: to compute it calls compare(meaning) if
+        names were added since the last call."""
 
         def up_to_date():
             with self._lock:
@@ -85,7 +87,8 @@ def described(dtype: tf.DType, shape: tf.TensorShape) -> str:
 
 
 def mean_over_towers(value: tf.Tensor, num_towers: int, place: str) -> tf.Tensor:
-    """Returns the mean over the towers of all workers of the values at one place of the network; each calls it once."""
+    """Returns the mean of `value`, of one shape and dtype, over num_towers towers of all workers. Each tower calls it
+    once with the same `place`, a name of a place in the network."""
     return _reduce(value, _TOWERS, num_towers, collective_key(place), hint="auto")
 
 
@@ -141,9 +144,9 @@ def gather(rows: Sequence[tf.Tensor], size: int, name: str) -> tuple[list[tf.Ten
         is_row = tf.reshape(tf.sequence_mask(counts, most), [-1])
         wholes = []
         for values in rows:
-            sent = tf.cast(values, _sent(values.dtype))
-            padding = tf.zeros(tf.concat([[most - count], tf.shape(sent)[1:]], axis=0), sent.dtype)
-            rows_of_all = tf.boolean_mask(gathered(tf.concat([sent, padding], axis=0)), is_row)
+            sendable = tf.cast(values, _sent(values.dtype))
+            padding = tf.zeros(tf.concat([[most - count], tf.shape(sendable)[1:]], axis=0), sendable.dtype)
+            rows_of_all = tf.boolean_mask(gathered(tf.concat([sendable, padding], axis=0)), is_row)
             wholes.append(tf.ensure_shape(tf.cast(rows_of_all, values.dtype), [None, *values.shape[1:]]))
         return wholes, counts
 
@@ -267,11 +270,11 @@ class AllReduce:
     def _mean(self, buffers: list[tf.Tensor]) -> list[tf.Tensor]:
         count = len(buffers)
         if self._kind == "add_n" or self.num_workers > 1:
-            turn = len(self.operations) % count  # the devices take turns
-            with tf.device(self._devices[turn]):
+            adder = len(self.operations) % count  # each device adds every count-th message
+            with tf.device(self._devices[adder]):
                 mean = tf.add_n(buffers) / count if count > 1 else buffers[0]
             if self.num_workers > 1:
-                [mean] = self._mean_on([mean], [self._devices[turn]], f"{_DEVICES} {turn}", self.num_workers)
+                [mean] = self._mean_on([mean], [self._devices[adder]], f"{_DEVICES} {adder}", self.num_workers)
             self.operations.append(mean.op)
             return self._on_each(tf.identity, [mean] * count)
         means = self._mean_on(buffers, self._devices, _DEVICES, count)
@@ -279,7 +282,8 @@ class AllReduce:
         return means
 
     def _mean_on(self, buffers: list[tf.Tensor], devices: Sequence[str], group: str, size: int) -> list[tf.Tensor]:
-        """Returns the means of one message on these devices.
+        """Returns the means of one message on these devices: of buffers of equal shapes, one a device, over the `size`
+        members of a group.
 
         NCCL's operations wait for those of the message before: in another order on another device they would wait for
         ever. They are requested one by one, since the session's `collective_nccl` also covers those of layers, which

@@ -92,7 +92,7 @@ def place(options: DeviceOptions, gpus_here: list[str | Gpu] | None = None, loca
         tuple(f"GPU {i} ({gpu.name})" for i, gpu in zip(wanted, chosen, strict=True)),
         proto,
         chosen,
-        tuple(compile_notes(chosen)),
+        tuple(notes_on_new_models(chosen)),
     )
 
 
@@ -110,13 +110,14 @@ def _share(count: int, here: int, rank: int, size: int) -> tuple[int, ...]:
     )
 
 
-def compile_notes(gpus: Iterable[Gpu]) -> list[str]:
-    """Returns a line for each model of GPU that is newer than TensorFlow's binaries, before minutes without a word.
+def notes_on_new_models(gpus: Iterable[Gpu]) -> list[str]:
+    """Returns a line for each model of GPU that is newer than TensorFlow's binaries, of which the first start
+    compiles kernels for minutes in silence.
 
     Binaries for 9.0 run on later ones of 9; for others TensorFlow compiles the PTX in compute_90.
     """
     built_for = tf.sysconfig.get_build_info().get("cuda_compute_capabilities", [])  # such as sm_80, compute_90
-    newest = max(
+    newest_major = max(
         (int(target[1]) for target in map(re.compile(r"\w+_(\d+)\d").fullmatch, built_for) if target), default=99
     )
     return [
@@ -124,7 +125,7 @@ def compile_notes(gpus: Iterable[Gpu]) -> list[str]:
         "compiles each kernel when it is first used, so that the first start takes minutes, up to half an hour. Set "
         f"CUDA_CACHE_MAXSIZE={_CACHE_BYTES}, and later starts find all of them in ~/.nv/ComputeCache."
         for gpu in dict.fromkeys(gpus)
-        if gpu.capability and gpu.capability[0] > newest
+        if gpu.capability and gpu.capability[0] > newest_major
     ]
 
 
@@ -169,8 +170,8 @@ def _session_config(options: DeviceOptions) -> tf.compat.v1.ConfigProto:
 
 
 def _show_only(wanted: tuple[int, ...]) -> list[int]:
-    """Returns the GPUs that this process sees, by number: the wanted ones only, if it is not too late. Raises
-    ConfigError if TensorFlow has used its devices already, and does not see a wanted one."""
+    """Lets this process see the wanted GPUs only, unless TensorFlow has used its devices already; returns the numbers
+    of those that it sees. Raises ConfigError if a wanted one is not among them."""
     here = _gpus_here()
     _hide_others(list(dict.fromkeys(here[i] for i in sorted(wanted))))
     visible = tf.config.get_visible_devices("GPU")

@@ -1,4 +1,4 @@
-"""Gradients: their mean over towers, their weight decay, and the update only if all of them are finite."""
+"""Gradients: their mean over towers, those of regularizers, clipping, and the check that they are finite."""
 
 import contextlib
 from collections.abc import Sequence
@@ -44,12 +44,12 @@ def average_gradients(tower_grads: list[GradientsAndVariables]) -> GradientsAndV
     with v1.name_scope("average_gradients"):
         return [
             (_mean([grad for grad, _ in grads_and_vars], name_of(grads_and_vars[0][1])), grads_and_vars[0][1])
-            for grads_and_vars in zip(*with_gradients(tower_grads), strict=True)
+            for grads_and_vars in zip(*without_unused(tower_grads), strict=True)
         ]
 
 
-def with_gradients(tower_grads: list[GradientsAndVariables]) -> list[GradientsAndVariables]:
-    """Leaves out the variables that have no gradient in any tower.
+def without_unused(tower_grads: list[GradientsAndVariables]) -> list[GradientsAndVariables]:
+    """Returns the lists without the variables that have no gradient in any tower, after one warning for each.
 
     Args, Raises: as average_gradients.
     """
@@ -74,17 +74,17 @@ def with_gradients(tower_grads: list[GradientsAndVariables]) -> list[GradientsAn
     return [[grads[i] for i in trained] for grads in tower_grads]
 
 
-def add_weight_decay(
+def add_regularizers(
     mean_grads: GradientsAndVariables, losses: list[tf.Tensor]
 ) -> tuple[tf.Tensor | float, GradientsAndVariables]:
-    """Adds the gradients of the variables' regularizers, once for all towers.
+    """Adds the gradients of the variables' regularizers, once for all towers; --weight_decay is in update.py.
 
     Args:
       mean_grads: from average_gradients.
       losses: the values of the regularizers, scalars.
 
     Returns:
-      The sum of the regularizers, scalar, and the gradients with theirs added.
+      The sum of the regularizers, scalar, and the gradients with theirs added, dense where there is one.
     """
     if not losses:
         return 0.0, mean_grads
@@ -113,11 +113,11 @@ def sum_rows(gradient: Gradient) -> Gradient:
     return tf.IndexedSlices(sums, indices, gradient.dense_shape)
 
 
-def not_finite(finite: np.ndarray, names: Sequence[str], num_workers: int = 1) -> str:
-    """Names the towers and tensors at fault in a step.
+def describe_not_finite(finite: np.ndarray, names: Sequence[str], num_workers: int = 1) -> str:
+    """Names the towers and tensors at fault in a step, in words.
 
     Args:
-      finite: the value of update.update_if_finite.
+      finite: bool [towers + 1, 1 + gradients], the value of update.update_if_finite.
       names: of its columns.
       num_workers: that train together.
     """

@@ -59,7 +59,7 @@ class Replica:
         # the mean gradients over all of them, each with this copy's variable
         self.mean_grads: GradientsAndVariables = []
         self.moving: list[Statistic] = []  # the means of their batch statistics, for this copy's variables
-        self.weight_decay: tf.Tensor | float = 0.0  # the sum of the variables' regularizers, scalar
+        self.regularization: tf.Tensor | float = 0.0  # the sum of the regularizers' values, scalar
         self._contained = []  # the values of regularizers that the towers' losses contain
 
     def add(self, context: Context, loss: tf.Tensor, scale: LossScale) -> None:
@@ -127,7 +127,7 @@ class Replica:
         # by `is`, as == between tensors makes an operation
         decays = [decay for decay in self.variables.decays if not any(decay is each for each in self._contained)]
         with self.here():
-            self.weight_decay, decayed = gradients.add_weight_decay(self.mean_grads, decays)
+            self.regularization, decayed = gradients.add_regularizers(self.mean_grads, decays)
             self.mean_grads = gradients.clip(decayed, clip_gradients) if clip_gradients else decayed
 
 
@@ -149,7 +149,7 @@ def average(replicas: Sequence[Replica], all_reduce: AllReduce, clip_gradients: 
     Raises:
       GraphError: there are no gradients, or towers have different variables, gradients or statistics.
     """
-    if not gradients.with_gradients([tower.gradients for tower in built_towers(replicas)])[0]:
+    if not gradients.without_unused([tower.gradients for tower in built_towers(replicas)])[0]:
         raise errors.GraphError(
             "The network trains nothing: its loss depends on no variable. Get some with tf.compat.v1.get_variable."
         )
@@ -165,7 +165,7 @@ def average(replicas: Sequence[Replica], all_reduce: AllReduce, clip_gradients: 
         replica.finish_gradients(clip_gradients)
     first = replicas[0]
     with first.here():
-        loss = first.loss + first.weight_decay
+        loss = first.loss + first.regularization
     # Layers may assign values that are read from the weights, so these are needed before the update.
     moving = [each.value.op for replica in replicas for each in replica.moving]
     stopping = values[0][1] if votes else None

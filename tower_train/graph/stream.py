@@ -1,8 +1,8 @@
 """An endless, seeded stream of positions, each of one example.
 
 Position p belongs to epoch p // n and to example permutation(seed, epoch)[p % n], unless examples are left out (see
-order.py). Nothing is buffered and nothing depends on the number of towers, so the number of examples seen is a
-run's position.
+order.py). There is no shuffle buffer, and nothing depends on the number of towers, so the number of examples seen is a
+run's position. Batches that were fetched ahead and not trained on are read again.
 
 A data set with an order of its own keeps that order; then only its iterator knows the position, and its state goes into
 the checkpoint.
@@ -39,7 +39,7 @@ class Stream:
     batches: Batches  # a list over towers of (features, labels); each session.run consumes one step of all of them
     initializer: tf.Operation  # op that puts the stream at its start; run it after variables hold their values
     positions: list[tf.Tensor]  # over towers, int64 scalar, that of its first example
-    order: AllExamples
+    order: AllExamples  # which example each position has; HardExamples with --keep_hardest
     # to save and restore, if the number of examples seen does not determine it; else None
     state: elements.IteratorState | None = None
     # ops that each step must run before it counts, which fetch the next step's batches; none if fetching a batch
@@ -66,8 +66,8 @@ class Stream:
             return tf.zeros([], tf.float64)
         with tf.device(HOST), tf.compat.v1.name_scope("input_wait"):
             # A copy on the host waits for the device; a control dependency would not.
-            began = [tf.identity(is_finite(computed))] if self.renewal else []
-            with tf.control_dependencies(began):
+            computed_here = [tf.identity(is_finite(computed))] if self.renewal else []
+            with tf.control_dependencies(computed_here):
                 began = tf.timestamp()
             with tf.control_dependencies([tf.group(*self.arrivals)]):
                 arrived = tf.timestamp()
@@ -106,10 +106,10 @@ def training_stream(
     offsets = [place * layout.tower_batch for place in layout.places(layout.worker, in_turns=not examples.elements)]
     # known without the batches, so that layers can draw before these come
     positions = [examples_seen + offset for offset in offsets]
-    # endless: only the run knows its last step
+    # from what examples_seen is when the initializer runs; endless, as only the run knows its last step
     steps = tf.data.Dataset.range(examples_seen, np.iinfo(np.int64).max - layout.global_batch, layout.global_batch)
-    draws = functools.partial(Draws, seed, locate=order.locate)
-    reader = _Reader(workload, examples, layout, transfer, draws, is_compiled, offsets)
+    make_draws = functools.partial(Draws, seed, locate=order.locate)
+    reader = _Reader(workload, examples, layout, transfer, make_draws, is_compiled, offsets)
     if examples.elements:
         dataset, length = elements.batches(examples, reader.part_size, layout.num_workers, layout.worker)
         steps = tf.data.Dataset.zip(steps, dataset)
@@ -135,16 +135,16 @@ class _Reader:
         examples: Examples,
         layout: Layout,
         transfer: Transfer,
-        draws: Callable[..., Draws],
+        make_draws: Callable[..., Draws],
         is_compiled: bool,
         offsets: Sequence[int],
     ):
-        """Opens the examples. draws: makes the random numbers of a position and a number of examples. offsets: over
-        towers, of their positions in a step."""
+        """Opens the examples. make_draws: makes the random numbers of a position and a number of examples; offsets: of
+        the towers' positions in a step."""
         self._workload, self._layout, self._transfer = workload, layout, transfer
-        self._draws, self._is_compiled = draws, is_compiled
-        # Towers divide the elements of a data set once these have left the iterator, so that its state does not depend
-        # on their number; examples by index come as whole steps, or as towers' batches several at a time.
+        self._make_draws, self._is_compiled = make_draws, is_compiled
+        # An element of the iterator is a whole step, which `take` slices, or one batch a tower, read side by side.
+        # Those of a data set are whole, so that the iterator's state does not depend on the number of towers.
         is_whole = offsets[-1] - offsets[0] == layout.worker_batch - layout.tower_batch  # one range of positions
         by_tower = (transfer.is_staged or transfer.augments_on_devices or not is_whole) and not examples.elements
         self._offsets = offsets
@@ -159,7 +159,7 @@ class _Reader:
 
     def _part(self, position: tf.Tensor, batch: tuple[Tensors, Tensors] | None = None) -> tuple[Tensors, Tensors]:
         # an input function is slowed down by device placements
-        draws = self._draws(position, self.part_size, device=None)
+        draws = self._make_draws(position, self.part_size, device=None)
         features, labels = self._fetch(draws.indices) if batch is None else batch
         if not self._transfer.augments_on_devices:
             features, labels = _preprocess(self._workload, features, labels, draws)
@@ -191,7 +191,7 @@ class _Reader:
         ):
             # Images cross as uint8; augmentation makes four times as many bytes of them.
             here = tf.nest.map_structure(tf.identity, batch[0])
-            draws = self._draws(position, self._layout.tower_batch)
+            draws = self._make_draws(position, self._layout.tower_batch)
             batch = _preprocess(self._workload, here, batch[1], draws)
         return with_batch_size(batch, self._layout.tower_batch)
 

@@ -50,6 +50,7 @@ def build_step(plan: StepPlan) -> TrainingGraph:
         mean = average(replicas, all_reduce, config.clip_gradients)  # over all towers of all workers
         optimizers = Optimizers(config.optimizer, rate, counters.epochs_seen, **plan.coefficients)
         parts = [
+            # all towers' contexts share one dict of groups, which their layers have filled
             prepare_update(replica, optimizers, scope.context.param_groups, config.ema, counters.global_step)
             for replica in replicas  # from the same means, so that all copies stay the same to the bit
         ]

@@ -39,18 +39,19 @@ class Counters:
 
 
 class Update:
-    """The update of all replicas, which counts the step; and what a step does that has none."""
+    """The two ends of a step: the update of all replicas, which counts it, or what is done if it is not finite."""
 
     def __init__(self, parts: Sequence[Callable[[], tf.Operation]], counters: Counters, scale: LossScale, skips: bool):
-        """Keeps functions that build the update of each replica. skips: as for LossScale.without_update."""
+        """Keeps functions that build parts of the update: each replica's, and that of hard examples. skips: whether a
+        step that is not finite is counted and passed over; else it ends the run."""
         self._parts, self._counters, self._scale, self._skips = parts, counters, scale, skips
 
     def apply(self) -> tf.Operation:
         """Builds the update."""
         return self._counters.count(self._scale.after_update(), after=[build() for build in self._parts])
 
-    def skip(self, loss: tf.Tensor) -> tf.Operation:
-        """Builds a step with this loss, or gradients, that are not finite."""
+    def instead(self, loss: tf.Tensor) -> tf.Operation:
+        """Builds what is done if the loss (scalar) or gradients are not finite: no weight changes."""
         return self._scale.without_update(loss, self._counters.count, self._skips)
 
 
@@ -65,14 +66,14 @@ def update_if_finite(
     Args:
       replicas, mean: with the towers' results, and their means.
       update: builds both branches of the conditional.
-      when: the outcome of the check -> the same, once the step may be counted.
+      when: the check's outcome, a bool scalar -> the same, once the next step's batches are in place.
 
     Returns:
       bool [towers + 1, 1 + gradients]: whether the tower's loss, then each of its gradients, is finite; the last row is
         of what would be applied, whose sums may overflow by themselves. If one is False no variable was changed.
     """
     trained = {variable.ref() for _, variable in mean.gradients}
-    # The gradients' variables are the originals, as those of the first replica are.
+    # Mean has the first replica's variables, the originals, which towers' gradients are listed with too.
     towers = [
         [tower.loss, *(grad for grad, variable in tower.gradients if variable.ref() in trained)]
         for tower in built_towers(replicas)
@@ -83,7 +84,7 @@ def update_if_finite(
             return tf.ones([len(towers) + 1, len(towers[0])], tf.bool)
 
     def refused() -> tf.Tensor:
-        with tf.control_dependencies([update.skip(mean.loss)]):
+        with tf.control_dependencies([update.instead(mean.loss)]):
             return tf.stack([*(are_finite(values) for values in towers), applicable])
 
     with tf.control_dependencies(mean.before_update):
@@ -120,8 +121,9 @@ def prepare_update(
     # the moving statistics lag with the weights, else averaged weights would meet newer ones
     averaged = [*replica.variables.trained(), *(each.moving for each in replica.moving if each.is_averaged)]
     with replica.variables.more_states():
-        optimizers = [(*optimizers.make(group, grads), grads) for group, grads in groups.items() if grads]
-        for optimizer, _, grads in optimizers:
+        # over groups: (optimizer, decay or None, gradients)
+        of_groups = [(*optimizers.make(group, grads), grads) for group, grads in groups.items() if grads]
+        for optimizer, _, grads in of_groups:
             optimizer._create_slots([variable for _, variable in grads])  # else within the conditional
         averages = [_create_average(variable) for variable in averaged] if average_decay else []
     shares = _shares({average.dtype.base_dtype for average in averages}, average_decay, global_step)
@@ -135,15 +137,15 @@ def prepare_update(
         with replica.here("update"), tf.control_dependencies(assigned):
             decayed = [
                 variable.assign_sub(tf.cast(decay, variable.dtype) * variable, read_value=False)
-                for _, decay, grads in optimizers
+                for _, decay, grads in of_groups
                 for _, variable in (grads if decay is not None else ())
                 if is_decayed(variable)
             ]
             with tf.control_dependencies(decayed):  # decay first, of the weights before the step, as the paper has it
-                applied = [optimizer.apply_gradients(grads) for optimizer, _, grads in optimizers]
+                applied = [optimizer.apply_gradients(grads) for optimizer, _, grads in of_groups]
             moved = [_move(statistic) for statistic in replica.moving if statistic.moving.ref() not in trained]
             done = tf.group(*applied, *moved)
-        # Apart, since XLA reads all that a cluster needs before it writes.
+        # In a cluster of its own: XLA's read all variables before they write any, and these need the new weights.
         with replica.here("averages"), tf.control_dependencies([done]):
             return _follow(averages, averaged, shares)
 

@@ -28,30 +28,30 @@ class Variables:
         """Creates no variables yet. index: over this worker's copies; originals: to be copied, None for those."""
         self.device, self._originals = device, originals
         self._scope = f"copy_{index}/" if originals else ""  # before the names of its variables
-        # {name: (variable, its regularizer or None)}, in the order of creation
-        self.network: dict[str, tuple[tf.Variable, Callable | None]] = {}
+        # {canonical name: (this copy's variable, its regularizer or None)} of the network, in the order of creation
+        self.by_name: dict[str, tuple[tf.Variable, Callable | None]] = {}
         # {name of an original: the collections in which it was created}
         self.collections: dict[str, tuple[str, ...]] = {}
-        self.trainable: list[tf.Variable] = []  # the originals that are trained, in the order of creation
+        self.trained_originals: list[tf.Variable] = []  # the originals that are trained, in the order of creation
         # variables of its optimizer and its moving averages, in the order of creation
         self.states: list[tf.Variable] = []
         self.decays: list[tf.Tensor] = []  # the values of the regularizers, in the order of the variables
 
     @contextlib.contextmanager
-    def tower(self, place: Tower, getter: Callable) -> Iterator[None]:
+    def tower(self, tower: Tower, getter: Callable) -> Iterator[None]:
         """Builds a tower within this block: on its device, in its name scope, on these variables.
 
         Args:
-          place: of the tower in the step; tower 0 creates the variables, later ones reuse them.
+          tower: what it is in the step; tower 0 creates the variables, later ones reuse them.
           getter: custom getter for initial values: such as `getters.seeded(seed)`.
 
         Raises:
           GraphError: a later tower would create a variable, or some cannot be copied.
         """
-        if self._originals and not self.network:
-            self._copy_network(self._originals.network)
+        if self._originals and not self.by_name:
+            self._copy_network(self._originals.by_name)
         originals = self._originals or self
-        self.trainable = v1.trainable_variables()  # those of the first tower; the collection will hold the copies
+        self.trained_originals = v1.trainable_variables()  # tower 0's; the collection will hold copies
         collected.begin_tower(self.decays)
         with (
             _explained(),
@@ -63,21 +63,21 @@ class Variables:
                 scope = v1.get_variable_scope()
                 scopes.enter_context(v1.variable_scope(scope, reuse=reuse, custom_getter=getter))
 
-            scopes.enter_context(tf.variable_creator_scope(functools.partial(self._create, place)))
-            # Reused, and still created, so that `_create` can name what this tower alone would have.
-            enter_scope(functools.partial(self._get, place, note), place.index > 0 and v1.AUTO_REUSE)
-            scopes.enter_context(tf.device(place.device))
-            scopes.enter_context(v1.name_scope(f"tower_{place.index}/"))
+            scopes.enter_context(tf.variable_creator_scope(functools.partial(self._create, tower)))
+            # AUTO_REUSE, not True: a variable that tower 0 lacks must reach `_create`, whose error names it.
+            enter_scope(functools.partial(self._get, tower, note), tower.index > 0 and v1.AUTO_REUSE)
+            scopes.enter_context(tf.device(tower.device))
+            scopes.enter_context(v1.name_scope(f"tower_{tower.index}/"))
             enter_scope(getter)
             enter_scope(getters.kept_in_full_precision)  # the last getter is called first
             yield
 
-    def _create(self, place: Tower, create_variable: Callable, **kwargs) -> tf.Variable:
+    def _create(self, tower: Tower, create_variable: Callable, **kwargs) -> tf.Variable:
         """Creates a variable of the network for tower 0; a variable_creator."""
-        if place.index:
+        if tower.index:
             which = f"the variable {kwargs['name']!r}" if kwargs.get("name") else "a variable without a name"
             raise errors.GraphError(
-                f"tower_{place.index} would create {which}, which tower_0 did not create. "
+                f"tower_{tower.index} would create {which}, which tower_0 did not create. "
                 + (
                     _OF_KERAS
                     if random_state.is_of_keras(traceback.extract_stack())
@@ -87,13 +87,13 @@ class Variables:
             )
         with tf.device(self.device):
             created = create_variable(**(kwargs if self.device == HOST else _initialized_on_host(kwargs)))
-        self.trainable += [created] if created.trainable else []
+        self.trained_originals += [created] if created.trainable else []
         names = kwargs.get("collections") or [v1.GraphKeys.GLOBAL_VARIABLES]
         trainable = [v1.GraphKeys.TRAINABLE_VARIABLES] * created.trainable
         self.collections[created.op.name] = tuple(dict.fromkeys([*names, *trainable]))
         return created
 
-    def _get(self, place: Tower, note: Callable, get_variable: Callable, name: str, *args, regularizer=None, **kwargs):
+    def _get(self, tower: Tower, note: Callable, get_variable: Callable, name: str, *args, regularizer=None, **kwargs):
         """Gets this copy of a variable; a custom getter."""
         if kwargs.get("partitioner"):
             raise errors.GraphError(
@@ -107,20 +107,21 @@ class Variables:
         # Plain tensors in place of TensorFlow's objects, which compute the regularizer anew at each use.
         decays[before:] = [each.op.outputs[each.value_index] for each in decays[before:]]
         self.decays += decays[before:]
-        if place.index == 0:
-            self.network.setdefault(variable.op.name, (variable, regularizer))
+        if tower.index == 0:
+            self.by_name.setdefault(variable.op.name, (variable, regularizer))
         copy = self.copy_of(variable)
         note(variable.op.name, copy)
+        # what a tower assigns to one that is not trained becomes a statistic, its mean over towers
         return copy if variable.trainable else collected.assigned_once(copy)
 
     def gradients(self, loss: tf.Tensor) -> GradientsAndVariables:
         """Returns the gradients of a tower's loss for these trained variables, each with the original."""
         # of the copy, but named by the originals, by which replicas are averaged
-        return list(zip(v1.gradients(loss, self.trained()), self.trainable, strict=True))
+        return list(zip(v1.gradients(loss, self.trained()), self.trained_originals, strict=True))
 
     def trained(self) -> list[tf.Variable]:
         """Returns the trained variables."""
-        return [self.copy_of(variable) for variable in self.trainable]
+        return [self.copy_of(variable) for variable in self.trained_originals]
 
     def name_of(self, variable: tf.Variable) -> str:
         """Returns the canonical name of one of these variables."""
@@ -128,14 +129,14 @@ class Variables:
 
     def copied(self) -> list[tf.Variable]:
         """Returns all that each copy has, in the same order."""
-        return [*(variable for variable, _ in self.network.values()), *self.states]
+        return [*(variable for variable, _ in self.by_name.values()), *self.states]
 
     @contextlib.contextmanager
     def more_states(self) -> Iterator[None]:
         """Adds the variables that are created within this block, such as the optimizer's slots, to the states."""
 
         def create(create_variable, **kwargs):
-            if self._originals:
+            if self._originals:  # each copy makes its states in one order: this is that of the same index
                 kwargs |= _as_copy(self._originals.states[len(self.states)])
             self.states.append(create_variable(**kwargs))
             return self.states[-1]
@@ -145,7 +146,7 @@ class Variables:
 
     def copy_of(self, original: tf.Variable) -> tf.Variable:
         """Returns its copy of a variable of tower 0; that itself if it has none."""
-        return self.network.get(original.op.name, (original, None))[0]
+        return self.by_name.get(original.op.name, (original, None))[0]
 
     def _copy_network(self, originals: dict[str, tuple[tf.Variable, Callable | None]]) -> None:
         """Copies all variables that tower 0 asked for."""
@@ -166,7 +167,7 @@ class Variables:
                     **_as_copy(original),
                 )
                 copy._trainable = original.trainable  # in no collection; tapes, as tf.recompute_grad's, look at it
-                self.network[name] = copy, regularizer
+                self.by_name[name] = copy, regularizer
                 if regularizer:
                     with v1.name_scope(f"{copy.op.name}/Regularizer/"):
                         decay = regularizer(copy)

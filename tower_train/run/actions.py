@@ -124,12 +124,15 @@ class Log(Action):
         self._metrics.append(record)
         with self._training.paused():
             self._training.user_hooks.on_log(record)
+        # in events "loss" is without weight decay; in the record above it is with it
         losses = {"total_loss": loss, "loss": float(report.data_loss)}
         logs.add_scalars(self._writer, losses | rates, step)
 
 
 class Profile(Action):
-    """Profiles some steps (--profile_steps), as far as this start does them; one that fails costs the run a line."""
+    """Profiles some steps (--profile_steps), as far as this start does them; one that fails costs the run a line.
+
+    It begins after the step before the first of them; `begin` stands for that step if this start begins there."""
 
     def __init__(self, training: Training):
         first, self._last = training.plan.config.profile_steps or (0, 0)
@@ -172,7 +175,8 @@ class Profile(Action):
 
 
 class Stop(Action):
-    """Ends the run after the current step (several workers after the same one, the next) if there is a reason."""
+    """Ends the run if there is a reason: one process after the current step; several workers all after the next one,
+    whose means carry the request to each."""
 
     def __init__(self, training: Training):
         self._training, self._request = training, training.graph.ask_to_stop

@@ -42,8 +42,8 @@ class Guard(Action):
         first = int(report.examples) - (layout.global_batch if self._skips else 0)
         about = (
             f"not finite at step {step}: "
-            f"{gradients.not_finite(report.finite, self._training.graph.checked, layout.num_workers)}. Its batch: "
-            f"positions {first} to {first + layout.global_batch - 1} of the stream of examples"
+            f"{gradients.describe_not_finite(report.finite, self._training.graph.checked, layout.num_workers)}. Its "
+            f"batch: positions {first} to {first + layout.global_batch - 1} of the stream of examples"
         )
         if not self._skips:
             raise errors.NonFiniteError(f"{about}. {_UNTOUCHED}")

@@ -49,7 +49,7 @@ def open_training(plan: Plan, membership: Membership, received: Received, user_h
             step_failures.explained(
                 graph.examples.name,
                 plan.workload.name,
-                batch=training.next_batch,
+                batch=training.describe_batch,
                 graph=graph.graph,
                 fault=graph.examples.fault,
             )
@@ -81,7 +81,7 @@ def _prepare(training: Training, stack: contextlib.ExitStack) -> Callable[[v1.Se
     with graph.graph.as_default():  # before the comparison: hooks find what the network keeps of its last call
         training.user_hooks.extend_graph()
     path = plan.run_json["config"]["workload"]
-    if plan.is_new and is_due(plan.config, path, graph.random_numbers.stateful):
+    if plan.is_to_be_compared and is_due(plan.config, path, graph.random_numbers.stateful):
         outcome = compare_towers(plan.workload, plan.examples, plan.config, graph)
         if isinstance(outcome, str):
             notes.append(outcome)

@@ -38,8 +38,9 @@ class Plan:
     notes: tuple[str, ...]  # for the log
 
     @property
-    def is_new(self) -> bool:
-        """Returns whether the network has not trained yet with as many towers in the same mode."""
+    def is_to_be_compared(self) -> bool:
+        """Returns whether the run has no steps yet, or goes on with other batches a step, or another --variable_update
+        or --batch_norm, than its last start had."""
         options = self.before.get("config", {})
         workers = len((options.get("worker_hosts") or "").split(","))
         batches = len(self.before.get("devices", ())) * options.get("accumulate_steps", 1) * workers
@@ -47,6 +48,7 @@ class Plan:
         has_others = batches not in (0, self.config.batches_per_step) or any(
             options[name] != getattr(self.config, name) for name in modes if name in options
         )
+        # an elastic run, whose workers come and go, is compared before its first step only
         return not self.steps_done or (has_others and not self.config.elastic)
 
 
@@ -76,7 +78,7 @@ def make_plan(
     options = dataclasses.asdict(config) | {"workload": path}
     run_json = manifest.describe(workload, examples, options, config.global_batch, membership.devices.names)
     last_step = config.last_step(examples.num_examples)
-    newest, steps_done, end = None, 0, last_step  # other workers get the chief's by `agree`
+    newest, steps_done, end = None, 0, last_step  # other workers get the last two by `agree`, and need no checkpoint
     if is_chief:
         notes += manifest.check_resume(run_dir.path, before, run_json, config.override, workload.options)
         newest, damage = _newest_checkpoint(run_dir, is_known=bool(before), override=config.override)

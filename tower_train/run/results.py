@@ -39,7 +39,7 @@ class Result:
     step: int  # the last step, over all starts
     loss: float | None  # at the last step that was not skipped; None if there was none
     examples_per_sec: float | None  # over this start's steps after its first; None if there were none
-    seconds: float  # of this start, from opening the session to the last save
+    seconds: float  # of this start, from the finished graph to the last save
     reason: StopReason  # why the run stopped, in any worker
     checkpoint: str | None  # path of the newest checkpoint
     data: str = ""  # name of the training examples

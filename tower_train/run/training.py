@@ -46,8 +46,10 @@ class Training:
         self.is_left = False  # the program has left its loop over the steps
         self.is_interrupted = False  # a signal ended an evaluation
         self.input_secs = 0.0  # that steps have waited for input
-        self._opened, self._began, self._first_ended, self._ended = time.perf_counter(), None, None, None
-        self._excluded_secs = 0.0
+        self._opened = time.perf_counter()
+        # by `now`: the beginning of the first step, its end, and that of the last one
+        self._began, self._first_ended, self._ended = None, None, None
+        self._excluded_secs = 0.0  # in `paused`
         self._examples: int | None = None  # seen; of a resumed run known after its first step
 
     def steps(self) -> Iterator[StepReport]:
@@ -67,7 +69,7 @@ class Training:
                     yield self.report
                 except GeneratorExit:
                     self.is_left = True
-                    self.actions[-1](step, self.report)
+                    self.actions[-1](step, self.report)  # Stop, once more, as is_left is a reason
         for action in self.actions:
             action.end(self.step)
 
@@ -106,7 +108,7 @@ class Training:
         every = self.plan.config.summary_every_steps if self.plan.is_chief else 0
         return every > 0 and step % every == 0
 
-    def next_batch(self) -> str:
+    def describe_batch(self) -> str:
         """Describes the batch of the step under way."""
         step, size = f"step {self.step + 1}", self.graph.layout.global_batch
         if self._examples is None:

@@ -88,7 +88,7 @@ class Whole:
     def mean_gradients(self, of_towers: Sequence[GradientsAndVariables], model: keras.Model) -> GradientsAndVariables:
         """Returns the gradients of the whole batch's loss, with the slices that one device would have; of variables
         that have one."""
-        of_towers = gradients.with_gradients(of_towers)  # names variables without gradients
+        of_towers = gradients.without_unused(of_towers)  # names variables without gradients
         if self.count == 1:
             return of_towers[0]
         variables, local = [variable for _, variable in of_towers[0]], []

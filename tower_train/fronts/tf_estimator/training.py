@@ -94,14 +94,14 @@ class Training:
             names = self._checked[int(found[1])]
             rows = np.array(found[3].split()).reshape(-1, len(names)) == "1"
             raise NonFiniteLossError(
-                f"not finite at step {int(found[2]) + 1}: {gradients.not_finite(rows, names)}. The variables that it "
-                "belongs to are unchanged, and the last checkpoint stays. Try a lower learning rate, or look at the "
-                "examples."
+                f"not finite at step {int(found[2]) + 1}: {gradients.describe_not_finite(rows, names)}. The variables "
+                "that it belongs to are unchanged, and the last checkpoint stays. Try a lower learning rate, or look "
+                "at the examples."
             ) from None
 
     def _mean_gradients(self, of_towers: Sequence[GradientsAndVariables]) -> GradientsAndVariables:
         means = []
-        for pairs in zip(*gradients.with_gradients(of_towers), strict=True):
+        for pairs in zip(*gradients.without_unused(of_towers), strict=True):
             with tf.device(placement.of(pairs[0][1])):
                 means += gradients.average_gradients([[pair] for pair in pairs])
         if self.all_reduce.num_workers > 1:
