@@ -109,15 +109,15 @@ def thread_state() -> Callable[[], contextlib.AbstractContextManager]:
     control, creators, names = (
         graph._control_dependencies_stack, graph._variable_creator_stack, graph._name_stack
     )  # fmt: skip
-    of_keras = vars(global_state.GLOBAL_STATE_TRACKER) | {_LAYER_COUNTS: None}
-    of_summaries = dict(vars(summary_ops_v2._summary_state))
+    keras_settings = vars(global_state.GLOBAL_STATE_TRACKER) | {_LAYER_COUNTS: None}
+    summary_settings = dict(vars(summary_ops_v2._summary_state))
 
     @contextlib.contextmanager
     def inherited() -> Iterator[None]:
         # Towers that meet within a layer are at different depths of stacks such as that of name scopes.
-        own = {name: value[:] if isinstance(value, list) else value for name, value in of_keras.items()}
+        own = {name: value[:] if isinstance(value, list) else value for name, value in keras_settings.items()}
         vars(global_state.GLOBAL_STATE_TRACKER).update(own)
-        vars(summary_ops_v2._summary_state).update(of_summaries)
+        vars(summary_ops_v2._summary_state).update(summary_settings)
         with tf.Graph.as_default(graph):  # not FuncGraph's, which changes what all threads share
             for name, stack in stacks.items():
                 setattr(graph, name, stack.copy())
@@ -352,18 +352,18 @@ def without_tracing_remarks() -> Iterator[None]:
 def random_states_kept() -> Iterator[None]:
     """Puts the states of the random numbers of Python, numpy, TensorFlow's operations and Keras' draws without a seed
     back after this block."""
-    of_python, of_numpy = random.getstate(), np.random.get_state()
-    of_ops = getattr(context.context(), "_rng", None)
-    of_ops = of_ops and (of_ops, of_ops.getstate())
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    ops_state = getattr(context.context(), "_rng", None)
+    ops_state = ops_state and (ops_state, ops_state.getstate())
     drawn = global_state.get_global_attribute(_SEED_GENERATOR)
     drawn = drawn and (drawn.state, drawn.state.numpy())
     try:
         yield
     finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
-        if of_ops:
-            of_ops[0].setstate(of_ops[1])
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        if ops_state:
+            ops_state[0].setstate(ops_state[1])
         if drawn:
             drawn[0].assign(drawn[1])
         else:

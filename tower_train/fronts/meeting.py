@@ -218,30 +218,30 @@ def mean(values: Sequence[tf.Tensor], what: str = "a mean over towers") -> list[
     what = f"{what} {tower.means}"  # backwards towers must meet for the same one
     means = meet(values, tower.towers.average, what)
 
-    @tf.custom_gradient
-    def of_all(*tensors):  # the means too, or variables that they were computed from would count as this function's
+    @tf.custom_gradient  # of the means too, or variables that they were computed from would count as the function's
+    def with_gradient(*tensors):
         def gradient(*grads):
             return *gradients_of_means(grads, what), *(None for _ in grads)
 
         return [tf.identity(each) for each in tensors[len(values) :]], gradient
 
-    return of_all(*values, *means)
+    return with_gradient(*values, *means)
 
 
 def gradients_of_means(grads: Sequence[tf.Tensor], what: str) -> list[tf.Tensor]:
     """Returns the gradients of a tower's values, of those of their means over all towers."""
     tower, what = current(), f"the gradient of {what}"
-    if (of_towers := tower.towers.gradients_of_means) is None:
+    if (per_tower := tower.towers.gradients_of_means) is None:
         return mean(grads, what)
-    return meet(list(grads), of_towers, what)[tower.place]
+    return meet(list(grads), per_tower, what)[tower.place]
 
 
 def normalizing(tower: Tower, inputs: Sequence[tf.Tensor], batch_norm: str) -> contextlib.AbstractContextManager:
     """Lets a tower's batches, computed from these inputs, be normalised over all towers, or by "tower"."""
     towers_mean = functools.partial(mean, what="batch normalisation")
-    of_all = context.Context(towers=tower.count, by_tower=batch_norm == "tower", mean=towers_mean)
-    return of_all.enter_tower(inputs=inputs)
+    entered = context.Context(towers=tower.count, by_tower=batch_norm == "tower", mean=towers_mean)
+    return entered.enter_tower(inputs=inputs)
 
 
-def _plain_mean(of_towers: list[list[tf.Tensor]]) -> list[tf.Tensor]:
-    return [tf.add_n(values) / len(values) for values in zip(*of_towers, strict=True)]
+def _plain_mean(per_tower: list[list[tf.Tensor]]) -> list[tf.Tensor]:
+    return [tf.add_n(values) / len(values) for values in zip(*per_tower, strict=True)]

@@ -82,10 +82,10 @@ def _joined(step: Step, mine, whole):
             return meeting.gradients_of_means([grad], "a mean")[0]
         merge = lambda asked: step.whole.gradients_of_rows(*zip(*asked, strict=True))  # noqa: E731
         over_towers = step.meet((grad, tf.shape(mine)[0]), merge, "the gradient of steps.join")
-        of_mine = over_towers[meeting.current().place]
-        missing = tf.shape(mine)[0] - tf.shape(of_mine)[0]  # of a tower without examples
-        of_mine = tf.pad(of_mine, [[0, missing], *[[0, 0]] * (mine.shape.rank - 1)])
-        return tf.ensure_shape(of_mine, mine.shape)
+        my_grad = over_towers[meeting.current().place]
+        missing = tf.shape(mine)[0] - tf.shape(my_grad)[0]  # of a tower without examples
+        my_grad = tf.pad(my_grad, [[0, missing], *[[0, 0]] * (mine.shape.rank - 1)])
+        return tf.ensure_shape(my_grad, mine.shape)
 
     copy = tf.custom_gradient(lambda _: (tf.identity(whole), gradient))(mine)
     attached = compat.attached(mine)
@@ -137,7 +137,7 @@ def _updating(method: Callable, _) -> Callable:
     takes_pairs = method.__name__ == "apply_gradients"
 
     @functools.wraps(method)
-    def of_all(optimizer, grads, *args, **kwargs):
+    def in_all_towers(optimizer, grads, *args, **kwargs):
         step, updates = running(), noted_updates()
         if step is None and updates is None:
             return method(optimizer, grads, *args, **kwargs)
@@ -156,14 +156,14 @@ def _updating(method: Callable, _) -> Callable:
         merge = lambda asked: update(step.whole.mean_gradients(asked, step.model) or asked[0])  # noqa: E731
         return step.meet(pairs, merge, f"{method.__name__} of {type(optimizer).__name__}")
 
-    return of_all
+    return in_all_towers
 
 
 def _measuring(update_state: Callable, _) -> Callable:
     """Makes a metric's update_state one of all rows, and of scalars' totals, where towers call it."""
 
     @functools.wraps(update_state)
-    def of_all(metric, *args, **kwargs):
+    def in_all_towers(metric, *args, **kwargs):
         step = running()
         if step is None:
             return update_state(metric, *args, **kwargs)
@@ -174,7 +174,7 @@ def _measuring(update_state: Callable, _) -> Callable:
 
         return step.meet((args, kwargs), merge, f"update_state of {metric.name}")
 
-    return of_all
+    return in_all_towers
 
 
 for _name in ("apply_gradients", "apply"):

@@ -192,12 +192,12 @@ def _together(name: str):
     """Makes a method of keras.Model that of all processes."""
 
     @functools.wraps(method := getattr(keras.Model, name))
-    def of_all(self, *args, **kwargs):
+    def in_all_workers(self, *args, **kwargs):
         self.compile_as_template()
         with explained():
             return together.call(method, self, args, kwargs)
 
-    return of_all
+    return in_all_workers
 
 
 compat.save_as(TowerModel, "template", lambda model: model.exchange.is_chief)

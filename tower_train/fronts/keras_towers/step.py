@@ -49,7 +49,7 @@ class Step:
         known = (keras.layers.BatchNormalization, keras.layers.SpectralNormalization)
         normalizing = [each for each in compat.sublayers(self.model) if isinstance(each, known)]
         self._known = {id(variable) for layer in normalizing for variable in layer.variables}
-        average = lambda of_towers: self.whole.means(list(zip(*of_towers, strict=True)))  # noqa: E731
+        average = lambda per_tower: self.whole.means(list(zip(*per_tower, strict=True)))  # noqa: E731
         self._towers = meeting.Towers(
             devices, average, len(devices) * exchange.rank, self.whole.count, self._inside, self._turn
         )
@@ -111,13 +111,13 @@ class Step:
 
         return meeting.meet((self._scopes[meeting.current().place].take(), mine), merge_all, what)
 
-    def _assign(self, of_towers: Sequence[dict[int, tuple[keras.Variable, tf.Tensor]]]) -> None:
+    def _assign(self, per_tower: Sequence[dict[int, tuple[keras.Variable, tf.Tensor]]]) -> None:
         """Assigns what the towers do: the mean over examples to floating-point variables such as moving averages, the
         first tower's value to others. A line names variables of which it is unknown what one device would make."""
-        assigned = of_towers[0]
+        assigned = per_tower[0]
         averaged = [key for key, (_, value) in assigned.items() if value.dtype.is_floating]
         others = [key for key in assigned if key not in averaged]
-        means = self.whole.means([[each[key][1] for each in of_towers] for key in averaged])
+        means = self.whole.means([[each[key][1] for each in per_tower] for key in averaged])
         firsts = self._exchange.first([assigned[key][1] for key in others])
         for key, value in zip([*averaged, *others], [*means, *firsts], strict=True):
             variable, _ = assigned[key]

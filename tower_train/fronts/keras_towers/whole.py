@@ -41,7 +41,7 @@ class Whole:
         with tf.device(self._device):
             whole = self._exchange.rows(local)
         attached = [[compat.attached(value) for value in values] for values in tensors]
-        names = [(i, name) for i, of_towers in enumerate(attached) for name in of_towers[0]]
+        names = [(i, name) for i, per_tower in enumerate(attached) for name in per_tower[0]]
         joined = self.rows([[each[name] for each in attached[i]] for i, name in names]) if names else []
         for (i, name), each in zip(names, joined, strict=True):
             compat.attach(whole[i], {name: each})
@@ -73,26 +73,26 @@ class Whole:
         """
         [total] = self._exchange.sum([_weighted_sum(list(map(tf.convert_to_tensor, grads)), self.weights)])
         counts = [tf.where(part.share > 0, count, 0) for part, count in zip(self.parts, counts, strict=True)]
-        [of_all] = self._exchange.rows([tf.stack(counts)])
-        begins = tf.unstack(tf.cumsum(of_all, exclusive=True)[self._first :][: len(counts)], len(counts))
+        [all_counts] = self._exchange.rows([tf.stack(counts)])
+        begins = tf.unstack(tf.cumsum(all_counts, exclusive=True)[self._first :][: len(counts)], len(counts))
         return [
             tf.math.divide_no_nan(total[begin : begin + count], tf.cast(weight, total.dtype))
             for begin, count, weight in zip(begins, counts, self.weights, strict=True)
         ]
 
-    def gradients_of_means(self, of_towers: Sequence[Sequence[tf.Tensor]]) -> list[list[tf.Tensor]]:
+    def gradients_of_means(self, per_tower: Sequence[Sequence[tf.Tensor]]) -> list[list[tf.Tensor]]:
         """As meeting.Towers.gradients_of_means, of losses that are weighted by examples."""
-        sums = self._exchange.sum([tf.add_n(grads) for grads in zip(*of_towers, strict=True)])
+        sums = self._exchange.sum([tf.add_n(grads) for grads in zip(*per_tower, strict=True)])
         return [[total * tf.cast(part.share, total.dtype) for total in sums] for part in self.parts]
 
-    def mean_gradients(self, of_towers: Sequence[GradientsAndVariables], model: keras.Model) -> GradientsAndVariables:
+    def mean_gradients(self, per_tower: Sequence[GradientsAndVariables], model: keras.Model) -> GradientsAndVariables:
         """Returns the gradients of the whole batch's loss, with the slices that one device would have; of variables
         that have one."""
-        of_towers = gradients.without_unused(of_towers)  # names variables without gradients
+        per_tower = gradients.without_unused(per_tower)  # names variables without gradients
         if self.count == 1:
-            return of_towers[0]
-        variables, local = [variable for _, variable in of_towers[0]], []
-        for variable, pairs in zip(variables, zip(*of_towers, strict=True), strict=True):
+            return per_tower[0]
+        variables, local = [variable for _, variable in per_tower[0]], []
+        for variable, pairs in zip(variables, zip(*per_tower, strict=True), strict=True):
             with tf.device(placement.of(variable)):
                 local.append(_weighted_gradient([grad for grad, _ in pairs], self.weights))
         slices = [grad for grad in local if isinstance(grad, tf.IndexedSlices)]

@@ -17,12 +17,12 @@ from tower_train.fronts.tf_estimator.tower_estimator import Estimator
 v1 = tf.compat.v1
 _LOCAL = (v1.GraphKeys.LOCAL_VARIABLES, v1.GraphKeys.METRIC_VARIABLES)
 _GLOBAL = (v1.GraphKeys.GLOBAL_VARIABLES, v1.GraphKeys.TRAINABLE_VARIABLES)
-_of_keras_2 = library.keras_lib.model_to_estimator
+_for_keras_2 = library.keras_lib.model_to_estimator
 
 
 def model_to_estimator(
     keras_model: keras.Model | None = None, keras_model_path=None, custom_objects: dict | None = None, model_dir=None,
-    config: library.run_config.RunConfig | None = None, checkpoint_format: str = "saver", **of_keras_2,
+    config: library.run_config.RunConfig | None = None, checkpoint_format: str = "saver", **only_keras_2,
 ) -> Estimator:  # fmt: skip
     """Makes an Estimator that trains a Keras model with its compiled losses, metrics and optimizer.
 
@@ -41,9 +41,9 @@ def model_to_estimator(
     if model is None and keras_model_path is not None:
         model = keras.models.load_model(keras_model_path, custom_objects)
     if not isinstance(model, keras.Model):
-        return _of_keras_2(model, None, custom_objects, model_dir, config, checkpoint_format, **of_keras_2)
-    if of_keras_2:
-        raise errors.ConfigError(f"model_to_estimator: {', '.join(of_keras_2)} is for models of Keras 2 only.")
+        return _for_keras_2(model, None, custom_objects, model_dir, config, checkpoint_format, **only_keras_2)
+    if only_keras_2:
+        raise errors.ConfigError(f"model_to_estimator: {', '.join(only_keras_2)} is for models of Keras 2 only.")
     if not model.compiled:
         raise errors.ConfigError("model_to_estimator: the model is not compiled. Call its compile() first.")
     return Estimator(_KerasModelFn(model), model_dir, config)

@@ -53,9 +53,9 @@ class Training:
         self.all_reduce = AllReduce((HOST,), "collective", num_workers=workers, name=self.name)
         self._checked: list[list[str]] = []  # over updates, the names of what is looked at
 
-    def mean(self, of_towers: list[list[tf.Tensor]]) -> list[tf.Tensor]:
+    def mean(self, per_tower: list[list[tf.Tensor]]) -> list[tf.Tensor]:
         """Returns the means over the towers of all workers, of these towers' tensors."""
-        return self.all_reduce.mean([[tf.add_n(each) / len(each) for each in zip(*of_towers, strict=True)]])[0]
+        return self.all_reduce.mean([[tf.add_n(each) / len(each) for each in zip(*per_tower, strict=True)]])[0]
 
     def update(
         self, optimizer, grads_and_vars: GradientsAndVariables, apply: Callable[[GradientsAndVariables], tf.Operation],
@@ -68,13 +68,13 @@ class Training:
 
         def merge(asked: list[tuple]) -> tuple:
             self.num_updates += 1
-            of_towers = [pairs for _, pairs in asked]
-            grads = [grad for pairs in of_towers for grad, _ in pairs if grad is not None]
+            per_tower = [pairs for _, pairs in asked]
+            grads = [grad for pairs in per_tower for grad, _ in pairs if grad is not None]
             with tf.control_dependencies([grad.op for grad in grads]):  # by then layers have read their variables
                 before = self.before_update()
-            means = self._mean_gradients(of_towers) if self.num_towers > 1 else of_towers[0]
+            means = self._mean_gradients(per_tower) if self.num_towers > 1 else per_tower[0]
             with tf.control_dependencies(before):
-                return asked[0][0], apply(means if looks_itself else self._finite(of_towers, means))
+                return asked[0][0], apply(means if looks_itself else self._finite(per_tower, means))
 
         what = f"{type(optimizer).__name__}.apply_gradients"
         first, op = meeting.meet((optimizer, list(grads_and_vars)), merge, what)
@@ -99,9 +99,9 @@ class Training:
                 "at the examples."
             ) from None
 
-    def _mean_gradients(self, of_towers: Sequence[GradientsAndVariables]) -> GradientsAndVariables:
+    def _mean_gradients(self, per_tower: Sequence[GradientsAndVariables]) -> GradientsAndVariables:
         means = []
-        for pairs in zip(*gradients.without_unused(of_towers), strict=True):
+        for pairs in zip(*gradients.without_unused(per_tower), strict=True):
             with tf.device(placement.of(pairs[0][1])):
                 means += gradients.average_gradients([[pair] for pair in pairs])
         if self.all_reduce.num_workers > 1:
@@ -110,7 +110,7 @@ class Training:
         factor = self.num_towers if self.is_summed() else 1
         return [(tf.math.scalar_mul(factor, grad) if factor > 1 else grad, variable) for grad, variable in means]
 
-    def _finite(self, of_towers: Sequence[GradientsAndVariables], means: GradientsAndVariables):
+    def _finite(self, per_tower: Sequence[GradientsAndVariables], means: GradientsAndVariables):
         """Returns gradients that are there only if all are finite; else the step fails before their update."""
         trained = [variable.ref() for grad, variable in means if grad is not None]
         if not trained:
@@ -123,7 +123,7 @@ class Training:
             return tf.stack([gradients.is_finite(by_variable[ref]) for ref in trained])
 
         def fail() -> tf.Operation:
-            rows = tf.concat([are_finite(pairs) for pairs in (*of_towers, means)], axis=0)
+            rows = tf.concat([are_finite(pairs) for pairs in (*per_tower, means)], axis=0)
             data = [f"{_NOT_FINITE} {number}", -1 if step is None else step.value(), tf.cast(rows, tf.int32)]
             return tf.raw_ops.Assert(condition=False, data=list(map(tf.convert_to_tensor, data)), summarize=10**6)
 
@@ -138,14 +138,14 @@ def _averaging(apply_gradients: Callable, owner: type) -> Callable:
     """Makes a method apply_gradients that of all towers, where towers call it."""
 
     @functools.wraps(apply_gradients)
-    def of_all(optimizer, grads_and_vars, *args, **kwargs):
+    def in_all_towers(optimizer, grads_and_vars, *args, **kwargs):
         training = CURRENT.get() if meeting.current() else None
         if training is None:
             return apply_gradients(optimizer, grads_and_vars, *args, **kwargs)
         apply = lambda means: apply_gradients(optimizer, means, *args, **kwargs)  # noqa: E731
         return training.update(optimizer, grads_and_vars, apply, looks_itself=owner not in _OPTIMIZERS)
 
-    return of_all
+    return in_all_towers
 
 
 _OPTIMIZERS = (v1.train.Optimizer, library.keras_v2.optimizers.legacy.Optimizer)
