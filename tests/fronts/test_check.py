@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras_step_examples import EXAMPLES
 
 from tower_train import errors, multi_gpu_model
+from tower_train.proof import first
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=[16, 4]).astype(np.float32), RNG.integers(3, size=16)
@@ -227,3 +228,11 @@ def test_a_plain_model_in_another_thread_computes_as_always():
         done.set()
         thread.join()
     assert len(found) > 5 and set(found) == {("float32", tf.float32, "float32", "float32", 0.0)}
+
+
+def test_what_no_training_can_build_is_not_said_to_train_all_the_same():
+    def refuse():
+        raise errors.GraphError("an update is inside of a branch.")
+
+    with pytest.raises(errors.GraphError, match="^an update is inside of a branch.$"):
+        first.before_training(refuse, "check_towers='never'")

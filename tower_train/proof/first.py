@@ -11,6 +11,10 @@ MOST_TOWERS = 4  # more would show nothing else
 _LONG_SECS = 10
 
 
+class _DifferError(errors.GraphError):
+    """Towers differ from one device, and would train all the same."""
+
+
 def announce(count: int, seconds: float, how_not: str, say: Callable[[str], None] = console.say) -> bool:
     """Tells of a comparison if it takes long; returns whether it does. how_not: the option that leaves it out."""
     if seconds > _LONG_SECS:
@@ -26,12 +30,15 @@ def before_training(compare: Callable[[], str], how_not: str) -> str:
       how_not: the option that leaves it out.
 
     Raises:
-      GraphError: of the comparison; the message says how to train all the same.
+      GraphError: towers differ, and the message says how to train all the same; or they cannot be built, which the
+        training could not either.
     """
     try:
         return compare()
-    except errors.GraphError as error:
+    except _DifferError as error:
         raise errors.GraphError(f"{error} Change that, or train all the same with {how_not}.") from None
+    except errors.GraphError:
+        raise
     except Exception as error:  # whatever a model raises of few examples; the training raises what it does of all
         return f"*** towers: not compared with one device, as that fails: {errors.reason(error)}"
 
@@ -70,7 +77,7 @@ def line_of_model(verdict: Verdict, count: int, about: str, begins: object | Non
     if not verdict.excess:
         return verdict.line(count, about)
     where = f"It begins at {begins}. That is" if begins else "A layer or a loss is"
-    raise errors.GraphError(
+    raise _DifferError(
         f"{count} towers differ from 1 on this network: {verdict.differs} ({about}). {where} computed over the "
         "examples of a batch, of which a tower has a part only, or with random numbers by tower, or gradients are "
         "clipped before they are averaged."
