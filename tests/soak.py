@@ -117,7 +117,7 @@ def main(words=None):
         with contextlib.ExitStack() as stack:
             has_disk = case == "alone" and small_disk.can_mount(folder / "disk")
             disk = stack.enter_context(small_disk.mounted(folder / "disk", 64)) if has_disk else None
-            has_network, workers = case != "alone" and network.can_make(), KINDS[case].workers
+            has_network, workers = network.can_make() and case != "alone", KINDS[case].workers
             machines = stack.enter_context(contextlib.closing(network.Network(workers + 1))) if has_network else None
             trials_of_runs(case, asked.trials, draw, folder, disk, machines, report)
         print(report, flush=True)
