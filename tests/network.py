@@ -25,7 +25,8 @@ class Network:
     def __init__(self, count):
         _ip("link add bridge type bridge", "link set bridge up", f"addr add {_PREFIX}1/24 dev bridge", "link set lo up")
         self.addresses = [f"{_PREFIX}{10 + machine}" for machine in range(count)]
-        self._holders = [subprocess.Popen(["unshare", "--net", "sleep", "infinity"]) for _ in self.addresses]
+        # Each ends with this process, whose end of its pipe is closed then.
+        self._holders = [subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE) for _ in self.addresses]
         for machine, address in enumerate(self.addresses):
             inside = ["nsenter", "--net=" + self.namespace(machine), "ip"]
             while subprocess.run(["readlink", self.namespace(machine)], capture_output=True).stdout == _own():
@@ -47,8 +48,7 @@ class Network:
 
     def close(self):
         for holder in self._holders:
-            holder.kill()
-            holder.wait()
+            holder.communicate()
         _ip("link del bridge")
 
 
