@@ -2,7 +2,7 @@
 
 It trains x w - e[i] to be 0, w by momentum and the rows of e by Adam in turns, on this worker's part of 12 examples,
 from a checkpoint in its second half. FAULT is what the last worker does then, while the others take one step more, with
-"asleep" in a session that nobody else knows.
+"asleep" in a session that nobody else knows, as a job in the background.
 """
 
 import os
@@ -54,6 +54,8 @@ def seeded(rank):
 
 
 def main(folder, fault):
+    if fault == "asleep":
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell's script starts jobs in the background
     cluster = tower_train.cluster.init(worker_timeout_secs=5.0, stall_timeout_secs=1.0 if fault == "asleep" else 60.0)
     features, rows = data()
     cuts = np.cumsum(range(1, cluster.size)) * EXAMPLES // sum(range(1, cluster.size + 1))  # 4 and 8; 2, 4 and 6

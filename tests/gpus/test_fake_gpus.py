@@ -7,45 +7,49 @@ import sys
 import fake_gpus
 import jobs
 import pytest
-import shared
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def looked_at(folder):
     """{case: what fake_gpus.audit says of it}."""
-    if not fake_gpus.COMPILER:
-        pytest.skip(fake_gpus.WITHOUT)
-
-    def look(folder):
-        (folder / "dumps").mkdir()
-        dumps = dict(
-            FAKE_GPUS="4", TF_CPP_VMODULE="placer=3", TF_DUMP_GRAPH_PREFIX=f"{folder}/dumps",
-            TF_XLA_FLAGS="--tf_xla_clustering_debug=true",
-        )  # fmt: skip
-        # A fresh process, since TensorFlow reads once which graphs to dump.
-        words = [sys.executable, "-m", "fake_gpus", fake_gpus.build(folder)]
-        done = subprocess.run(words, env=jobs.environment(jobs.TESTS) | dumps, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-2000:]
-        (folder / "found.json").write_text(done.stdout)
-
-    return json.loads((shared.once(tmp_path_factory, "fake_gpus", look) / "found.json").read_text())
+    (folder / "dumps").mkdir()
+    dumps = dict(
+        FAKE_GPUS="4", TF_CPP_VMODULE="placer=3", TF_DUMP_GRAPH_PREFIX=f"{folder}/dumps",
+        TF_XLA_FLAGS="--tf_xla_clustering_debug=true",
+    )  # fmt: skip
+    # A fresh process, since TensorFlow reads once which graphs to dump.
+    words = [sys.executable, "-m", "fake_gpus", fake_gpus.build(folder)]
+    done = subprocess.run(words, env=jobs.environment(jobs.TESTS) | dumps, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
 
 
-def test_every_operation_on_a_gpu_has_a_kernel_there_and_executors_need_no_soft_placement(found):
+@pytest.mark.skipif(not fake_gpus.COMPILER, reason=fake_gpus.WITHOUT)
+def test_graphs_of_all_kinds_on_gpus(tmp_path):
+    """One test, as several in processes of their own would wait for one audit."""
+    found = looked_at(tmp_path)
     for name, case in found.items():
-        assert case["on_gpus"] > 100, name
-        assert (case["through_host"], case["refused"]) == ([], None), name
+        has_kernels_where_it_is_placed(name, case)
+        is_on_the_wanted_gpus(name, case)
+    has_few_programs_of_xlas(found)
+    for front in ("keras", "estimator"):
+        sends_no_more_than_an_all_reduce(found[f"{front} alone"], found[front])
 
 
-def test_the_process_sees_the_gpus_that_were_asked_for_in_and_outside_of_sessions_and_their_memory_grows(found):
-    """--gpus=2,0: TensorFlow numbers those that a process sees in the order of the machine's."""
-    for name, case in found.items():
-        assert case["towers"] == ["/gpu:1", "/gpu:0"] or "alone" in name, name
-        assert case["session"] == case["context"], name
-        assert 'visible_device_list: "0,2"' in case["session"] and "allow_growth: true" in case["session"]
+def has_kernels_where_it_is_placed(name, case):
+    """Every operation on a GPU has a kernel there, and executors need no soft placement."""
+    assert case["on_gpus"] > 100, name
+    assert (case["through_host"], case["refused"]) == ([], None), name
 
 
-def test_a_towers_passes_are_one_program_of_xlas_and_what_surrounds_them_few_more(found):
+def is_on_the_wanted_gpus(name, case):
+    """--gpus=2,0, in and outside of sessions, with memory that grows: TensorFlow numbers those that a process sees in
+    the order of the machine's."""
+    assert case["towers"] == ["/gpu:1", "/gpu:0"] or "alone" in name, name
+    assert case["session"] == case["context"], name
+    assert 'visible_device_list: "0,2"' in case["session"] and "allow_growth: true" in case["session"]
+
+
+def has_few_programs_of_xlas(found):
     """Of a trainer's step: the input, the towers' passes with the check, the update, the averages; two more for each
     batch normalisation over the towers, whose collectives cut a tower's passes."""
     cut = {"convnet": 2, "VGG16": 4, "image_folder": 8, "template": 9, "resnet8": 20, "cifar10_96": 25}
@@ -55,10 +59,8 @@ def test_a_towers_passes_are_one_program_of_xlas_and_what_surrounds_them_few_mor
         assert len(found[name]["clusters"]) == 2, name
 
 
-@pytest.mark.parametrize("front", ["keras", "estimator"])
-def test_weights_stay_on_a_lone_gpu_and_several_send_as_much_as_in_an_all_reduce(found, front):
-    """Beside batches, statistics and losses, which are small here."""
-    alone, several = found[f"{front} alone"], found[front]
+def sends_no_more_than_an_all_reduce(alone, several):
+    """Weights stay on a lone GPU. Beside batches, statistics and losses, which are small here."""
     assert 0 < sum(alone["sent"].values()) < 0.1 * alone["weights"]
     of_all_reduce = 2 * (len(several["towers"]) - 1) * several["weights"]
     assert sum(several["sent"].values()) < 1.1 * of_all_reduce

@@ -47,6 +47,7 @@ print(sorted(history.history), weight)
 """
 HOROVOD = """
 import os, signal, numpy as np, horovod.tensorflow.keras as hvd, tensorflow as tf
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where these tests are a job in the background
 hvd.init()
 rng = np.random.RandomState(hvd.rank())
 x, y = rng.rand(8, 3), rng.rand(8, 1)

@@ -48,6 +48,9 @@ class Cluster:
         self.rank, self.size, self.is_chief = task.index, len(task.hosts), task.is_chief
         self.local_rank, self.local_size = task.local
         self._is_in_main = threading.current_thread() is threading.main_thread()
+        self._is_interrupting = False
+        if self._is_in_main and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a script's job in the background
+            signal.signal(signal.SIGINT, self._ignore)  # still ignored, but for `_interrupt`
         self.membership = membership.join(task, placed, policy, self._interrupt)
         self.target, self.devices = self.membership.target, placed.towers
         # In the names of this worker's devices; sessions outside of the cluster, which would wait for ever, refuse it.
@@ -100,6 +103,7 @@ class Cluster:
 
     def _interrupt(self, error: errors.UserError) -> None:
         """Lets the program, in another thread, get a KeyboardInterrupt that stands for an error, also from a step."""
+        self._is_interrupting = True
         # Only the program knows the session whose step waits. TensorFlow closes none in whose step tensors of several
         # workers differ in size, and nothing else ends that step.
         closing = [threading.Thread(target=each.close, daemon=True) for each in self._sessions()]
@@ -111,6 +115,11 @@ class Cluster:
         if not self._ended.wait(_GRACE_SECS) and any(thread.is_alive() for thread in closing):
             notice(f"error: {error}")
             os._exit(error.exit_status)
+
+    def _ignore(self, number: int, frame: object) -> None:
+        """Ignores a SIGINT, except the one that stands for an error."""
+        if self._is_interrupting:
+            raise KeyboardInterrupt
 
     def _sessions(self) -> list[v1.Session]:
         """Returns this program's open sessions on its worker's server."""
