@@ -84,7 +84,8 @@ def test_an_estimator_trains_on_folders_through_contrib(tmp_path):
         for number, label in enumerate(("CNV", "DME", "DRUSEN", "NORMAL")):
             folder = tmp_path / split / label
             folder.mkdir(parents=True)
-            for i in range(4):
+            # Not as many of each: in a batch with one of each class the classifier's gradient is 0 but for roundings.
+            for i in range(1 if number else 13):
                 image = np.full([40, 50, 1], 60 * number, np.uint8)
                 (folder / f"{label}-{i}.jpeg").write_bytes(tf.io.encode_jpeg(image).numpy())
     shown, said = run("oct_estimator.py", tmp_path, cwd=tmp_path)
