@@ -101,7 +101,7 @@ class Verdict:
 
     @property
     def differs(self) -> str:
-        """What differs by how much: the first excess, and the loss."""
+        """The first excess and the loss, in words; empty if nothing differs."""
         loss = [gap for gap in self.excess[1:] if gap.name == LOSS]
         return f"{' and '.join(map(str, [self.excess[0], *loss]))} in step {self.excess[0].step}" if self.excess else ""
 

@@ -1,4 +1,4 @@
-"""What comparisons before a first training have in common, of workloads, Keras models and Estimators."""
+"""Comparisons before a first training, of workloads, Keras models and Estimators: the parts that are alike."""
 
 import contextlib
 from collections.abc import Callable

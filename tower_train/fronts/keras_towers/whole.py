@@ -1,4 +1,4 @@
-"""What the towers have of a batch as one device has it: joined rows, means and sums, gradients."""
+"""The whole batch of a step, from the towers' parts of it: joined rows, means and sums, gradients."""
 
 from collections.abc import Sequence
 
