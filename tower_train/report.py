@@ -13,7 +13,6 @@ Writes a run, also one that trains, as one HTML file for any browser, without ne
 
 Writes TRAIN_DIR/report.html; replaces only what it has written. Exit status: 0 done, 2 an option or a file is wrong.
 """
-_HARD = 12  # examples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +40,7 @@ def main(argv) -> int:
     files.check_replaceable(path, html_report.MARK)
     try:
         run = saved_run.read(run_options, splits=(VALIDATION, TEST, TRAIN))
-        looked_at, hard = hardest.hardest(run, _HARD)
-        found: tuple | str = looked_at, run.examples.name, hard
+        found: tuple | str = hardest.hardest(run)
     except errors.UserError as error:  # no checkpoint yet, no data here: the rest can be told
         found = f"Not known: {error}"
     try:
@@ -51,10 +49,7 @@ def main(argv) -> int:
         raise errors.RunError(
             f"{run_dir.path}: run.json or result.json holds what no run writes ({errors.reason(error)}). Mend it."
         ) from error
-    try:
-        disk.replace(path, page.encode(errors="replace"))
-    except OSError as error:
-        raise errors.ConfigError(f"{path} cannot be written: {error.strerror}. Name another with --out.") from None
+    disk.write(path, page.encode(errors="replace"))
     console.say(f"Written:  {path.absolute()}")
     return 0
 

@@ -12,8 +12,8 @@ import toy_workload
 from PIL import Image
 
 from tower_train import Examples, Workload, errors
-from tower_train.data import tf_data
-from tower_train.run import data_check, example_images
+from tower_train.data import example_images, tf_data
+from tower_train.run import data_check
 from tower_train.workload import DataRequest
 
 GRAYS = np.arange(24) * 10
@@ -81,7 +81,7 @@ def test_a_small_image_is_drawn_with_its_pixels_in_the_middle_of_its_cell_and_a_
     (1, ("cat", "dog"), "dog"),
     ([0.25, 0.75], ("cat", "dog"), "0.75 dog\n0.25 cat"),
     ([0.004, 0.996], ("cat", "dog"), "dog"),
-    ([0.3, 0.2, 0.5], ("ant", "cat", "dog"), "0.50 dog\n0.30 ant"),
+    ([0.3, 0.2, 0.5], ("ant", "cat", "dog"), "0.50 dog\n0.30 ant\n0.20 cat"),
     (2.123456, (), "2.123"),
     ([1, 2, 3, 4], (), "1, 2, 3"),
     ([[1]], (), ""),

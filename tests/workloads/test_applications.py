@@ -163,7 +163,7 @@ def test_without_weights_the_run_says_that_this_is_no_transfer_learning(data, we
         (dict(color="grayscale"), "--network=MobileNet takes images in three channels"),
         (dict(network="small"), "--freeze_until=conv_pw_12_relu is for a network of keras.applications: add --network"),
         (dict(network="small", freeze_until="", weights="x.h5"), "--weights=x.h5 is for a network of keras.applic"),
-        (dict(freeze_epochs=2.0), "--freeze_epochs=2 would freeze random weights. Give trained ones, --weights=FILE"),
+        (dict(freeze_epochs=2.0), "--freeze_epochs=2 needs trained weights: add --weights"),
         (dict(unfreeze_rate=0.5), "--unfreeze_rate=0.5 needs --freeze_epochs. Give that too."),
         (
             dict(network="small", freeze_until="", freeze_epochs=1.0),

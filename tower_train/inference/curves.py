@@ -1,9 +1,10 @@
 """The curves of runs: their history, a figure of it, and a table."""
 
 import io
-import math
 import pathlib
 from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from tower_train import errors, files
 from tower_train.config import Config
@@ -126,14 +127,11 @@ def save(figure, stem: str, endings: Sequence[str] = ENDINGS) -> str:
     import matplotlib
 
     paths = [pathlib.Path(stem + ending).absolute() for ending in endings]
-    try:
-        with matplotlib.rc_context(_STYLE):
-            for path, ending in zip(paths, endings, strict=True):
-                file = io.BytesIO()
-                figure.savefig(file, format=ending[1:], dpi=200, metadata=_METADATA[ending])
-                disk.replace(path, file.getvalue())
-    except OSError as error:
-        raise errors.ConfigError(f"{path} cannot be written: {error.strerror}.") from None
+    with matplotlib.rc_context(_STYLE):
+        for path, ending in zip(paths, endings, strict=True):
+            file = io.BytesIO()
+            figure.savefig(file, format=ending[1:], dpi=200, metadata=_METADATA[ending])
+            disk.write(path, file.getvalue())
     return f"Drawn:    {', '.join(map(str, paths))}"
 
 
@@ -143,15 +141,21 @@ def check_replaceable(stem: str, endings: Sequence[str] = ENDINGS) -> None:
         files.check_replaceable(pathlib.Path(stem + ending).absolute(), _MARKS[ending])
 
 
-def _draw(axis, lists: Mapping[str, list], name: str, color: str, label: str, split: str) -> None:
+def _draw(axis, lists: Mapping[str, np.ndarray], name: str, color: str, label: str, split: str) -> None:
     """Draws a curve of training, thin, and one of evaluations on a split, thick with points."""
     if name == "loss":
-        values = [math.nan if value is None else value for value in lists["loss"]]
-        axis.plot(lists["epoch"], values, color=color, linewidth=0.8, alpha=0.7, label=f"{label}, training")
-    elif train := lists.get(f"train_{name}"):
-        axis.plot(lists["val_epoch"], train, color=color, linewidth=0.8, alpha=0.7)
-    if values := lists.get(OF_EVALUATION + name):
-        axis.plot(lists["val_epoch"], values, color=color, marker=".", linewidth=1.6, label=f"{label}, {split}")
+        axis.plot(lists["epoch"], lists["loss"], color=color, linewidth=0.8, alpha=0.7, label=f"{label}, training")
+    elif f"train_{name}" in lists:
+        axis.plot(lists["val_epoch"], lists[f"train_{name}"], color=color, linewidth=0.8, alpha=0.7)
+    if OF_EVALUATION + name in lists:
+        axis.plot(
+            lists["val_epoch"],
+            lists[OF_EVALUATION + name],
+            color=color,
+            marker=".",
+            linewidth=1.6,
+            label=f"{label}, {split}",
+        )
 
 
 def runs_of(train_dir: str) -> list[str]:
@@ -162,28 +166,21 @@ def runs_of(train_dir: str) -> list[str]:
     return sorted(map(str, seeds), key=lambda seed: (len(seed), seed))
 
 
-def _mean(members: Sequence[Mapping[str, list]]) -> dict[str, list]:
-    """Returns the means of histories, as far as all go; a mean with an unknown value is unknown."""
-    if len(members) == 1:
-        return dict(members[0])
-    return {
-        name: [None if None in values else sum(values) / len(values) for values in _together(members, name)]
-        for name in members[0]
-        if all(name in lists for lists in members)
-    }
+def _stacked(members: Sequence[Mapping[str, list]], name: str) -> np.ndarray:
+    """Returns the values of histories as far as all go, [runs, points]; unknown ones are NaN."""
+    return np.array(list(zip(*(lists.get(name, []) for lists in members), strict=False)), float).T
 
 
-def _together(members: Sequence[Mapping[str, list]], name: str) -> list[tuple]:
-    """Returns the values of several histories side by side."""
-    return list(zip(*(lists.get(name, []) for lists in members), strict=False))
+def _mean(members: Sequence[Mapping[str, list]]) -> dict[str, np.ndarray]:
+    return {name: _stacked(members, name).mean(axis=0) for name in members[0] if all(name in each for each in members)}
 
 
 def _draw_bands(axis, members: Sequence[Mapping[str, list]], name: str, color: str) -> None:
     """Fills from the lowest to the highest of several runs."""
     for values, epochs in (("loss", "epoch"), ("val_loss", "val_epoch")) if name == "loss" else ((name, "val_epoch"),):
-        if len(members) > 1 and (each := [[y for y in ys if y is not None] for ys in _together(members, values)]):
-            low, high = ([chosen(ys, default=math.nan) for ys in each] for chosen in (min, max))
-            axis.fill_between(members[0][epochs][: len(each)], low, high, color=color, alpha=0.2, linewidth=0)
+        if len(members) > 1 and (each := _stacked(members, values)).size:
+            at = _stacked(members, epochs)[0, : each.shape[1]]
+            axis.fill_between(at, each.min(axis=0), each.max(axis=0), color=color, alpha=0.2, linewidth=0)
 
 
 def _differing(train_dirs: Sequence[str]) -> list[dict[str, str]]:
@@ -213,11 +210,12 @@ def labels(train_dirs: Sequence[str]) -> list[str]:
 def table(train_dirs: Sequence[str]) -> list[str]:
     """Returns lines: the options of each run if there are several, its last step, and last and best values."""
     differing, rows = _differing(train_dirs), [("run", "", "last", "lowest", "highest")]
-    for label, lists, train_dir in zip(labels(train_dirs), map(_mean_of, train_dirs), train_dirs, strict=True):
-        rows.append((label, "step", f"{max(lists['step'] + lists.pop('val_step', [])):.0f}", "", ""))
+    for label, train_dir in zip(labels(train_dirs), train_dirs, strict=True):
+        lists = _mean([history(run) for run in runs_of(train_dir)])
+        rows.append((label, "step", f"{max(*lists['step'], *lists.pop('val_step', [])):.0f}", "", ""))
         for name in [name for name in lists if name == "loss" or name.startswith(OF_EVALUATION)]:
-            known = [value for value in lists[name] if value is not None]
-            if name != "val_epoch" and known:
+            known = lists[name][~np.isnan(lists[name])]
+            if name != "val_epoch" and known.size:
                 split = "training" if name == "loss" else _split(train_dir)
                 about = f"{split} {name.removeprefix(OF_EVALUATION)}"
                 rows.append(("", about, *(f"{value:.4g}" for value in (known[-1], min(known), max(known)))))
@@ -227,10 +225,6 @@ def table(train_dirs: Sequence[str]) -> list[str]:
     ]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     return (options if differing[0] else []) + lines
-
-
-def _mean_of(train_dir: str) -> dict[str, list]:
-    return _mean([history(run) for run in runs_of(train_dir)])
 
 
 def _split(train_dir: str) -> str:

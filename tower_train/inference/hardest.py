@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.config import DeviceOptions
+from tower_train.data import example_images
 from tower_train.examples import Tensors
 from tower_train.graph import devices
 from tower_train.inference.evaluation_graph import evaluation_graph
@@ -16,7 +17,7 @@ from tower_train.inference.saved_run import SavedRun
 from tower_train.run_dir import checkpoint
 
 v1 = tf.compat.v1
-_LOOKED_AT = 1000  # examples
+_LOOKED_AT, _SHOWN = 1000, 12  # examples
 _THUMBNAIL = 96  # pixels
 _MOST_NUMBERS = 4  # of an output or a label
 
@@ -29,8 +30,8 @@ class Hard(NamedTuple):
     picture: bytes | None
 
 
-def hardest(run: SavedRun, count: int) -> tuple[int, list[Hard]]:
-    """Returns how many of a run's examples were looked at, at most _LOOKED_AT, and those of the highest losses.
+def hardest(run: SavedRun, count: int = _SHOWN) -> tuple[int, str, list[Hard]]:
+    """Returns how many of a run's examples were looked at, at most _LOOKED_AT, their name, and the hardest.
 
     Raises ConfigError if the loss is not of outputs and labels alone.
     """
@@ -53,37 +54,27 @@ def hardest(run: SavedRun, count: int) -> tuple[int, list[Hard]]:
     found = []
     for place, index in enumerate(order):
         loss, output, label = rows[index]
-        was, became = _in_words(label, names), names[output.argmax()] if built.has_classes else _in_words(output)
+        was = " ".join(example_images.caption(label, names)) if names else _in_words(label)
+        became = names[output.argmax()] if built.has_classes else _in_words(output)
         row = index if sample.elements else place
         picture, told = _shown(tf.nest.map_structure(lambda array, row=row: array[row], features))
         became = "as predicted" if was == became else f"predicted {became[:80]}"
         found.append(Hard(loss, f"{told[:200]} {was[:80]}, {became}".strip(), picture))
-    return sample.num_examples, found
+    return sample.num_examples, run.examples.name, found
 
 
-def _in_words(values, names: tuple[str, ...] = ()) -> str:
-    values = np.asarray(tf.nest.flatten(values)[0])
-    if names and values.ndim == 0:
-        return names[int(values)]
-    if names and values.shape == (len(names),):  # of several classes at once
-        return ", ".join(name for name, value in zip(names, values, strict=True) if value) or "none"
-    shown = [each.decode(errors="replace") if isinstance(each, bytes) else f"{each:.4g}" for each in values.ravel()]
+def _in_words(values) -> str:
+    values = np.ravel(tf.nest.flatten(values)[0])
+    shown = [each.decode(errors="replace") if isinstance(each, bytes) else f"{each:.4g}" for each in values]
     return ", ".join(shown[:_MOST_NUMBERS]) + (", ..." if len(shown) > _MOST_NUMBERS else "")
 
 
 def _shown(features: Tensors) -> tuple[bytes | None, str]:
     """Returns the first image among an example's features as a PNG, and else None and the features in words."""
-    from PIL import Image
-
     parts = list(features.items() if isinstance(features, dict) else [("", each) for each in tf.nest.flatten(features)])
     for _, values in parts:
         if values.ndim == 3 and values.shape[-1] in (1, 3, 4):
-            if values.dtype != np.uint8:
-                values = np.nan_to_num(values.astype(np.float64))
-                values = np.uint8((values - values.min()) / (np.ptp(values) or 1) * 255)
-            image = Image.fromarray(values[:, :, 0] if values.shape[-1] == 1 else values)
-            scale, how = _THUMBNAIL / max(image.size), Image.Resampling.BILINEAR
-            image = image.resize([max(1, round(scale * side)) for side in image.size], how if scale < 1 else 0)
-            image.save(file := io.BytesIO(), "PNG")
+            picture = example_images.thumbnail(example_images.as_bytes(values), _THUMBNAIL)
+            picture.save(file := io.BytesIO(), "PNG")
             return file.getvalue(), ""
     return None, "; ".join(f"{name} {_in_words(values)}".strip() for name, values in parts) + ":"

@@ -17,12 +17,10 @@ MARK = b"<meta name=generator content=tower_train>"  # of a page that was writte
 _HEAD = """<!doctype html><html lang=en><meta charset=utf-8>
 <meta name=generator content=tower_train><title>TITLE</title>
 <meta name=viewport content='width=device-width, initial-scale=1'><style>
-:root { color-scheme: light dark; --ground: #fff; --ink: #1d2126; --soft: #5c6670; --line: #d8dde3; --panel: #f4f6f8;
-  --first: #0072b2; --second: #c4570a; }
-@media (prefers-color-scheme: dark) { :root { --ground: #15181c; --ink: #e4e7ea; --soft: #9aa4ae; --line: #333a42;
-  --panel: #1e2329; --first: #56b4e9; --second: #f0a35e; } }
-body { max-width: 60rem; margin: auto; padding: 1rem; background: var(--ground); color: var(--ink);
-  font: 16px/1.5 system-ui, sans-serif; overflow-wrap: break-word; }
+:root { color-scheme: light dark; --first: #2b8cc4; --second: #d5762f;
+  --soft: color-mix(in srgb, CanvasText 65%, Canvas); --line: color-mix(in srgb, CanvasText 20%, Canvas); }
+body { max-width: 60rem; margin: auto; padding: 1rem; background: Canvas; font: 16px/1.5 system-ui, sans-serif;
+  overflow-wrap: break-word; }
 h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
 p { margin: .3rem 0; } p, small { color: var(--soft); }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
@@ -30,12 +28,10 @@ th, td { padding: .15rem .6rem .15rem 0; font-size: .9rem; text-align: left; bor
 .matrix :is(th, td) { padding: .15rem .4rem; text-align: right; white-space: nowrap; }
 .matrix td { background: color-mix(in srgb, var(--first) calc(var(--share) * 60%), transparent); }
 .grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(var(--least), 1fr)); gap: .8rem; }
-.grid > * { background: var(--panel); border-radius: 6px; padding: .5rem; font-size: .85rem; }
+.grid > * { border: 1px solid var(--line); border-radius: 6px; padding: .5rem; font-size: .85rem; }
 .grid img { display: block; margin-bottom: .3rem; } .first { color: var(--first); } .second { color: var(--second); }
-svg { display: block; width: 100%; height: 9rem; margin: .3rem 0; overflow: visible; border: 1px var(--line);
-  border-style: solid none; }
-polyline { fill: none; stroke: currentcolor; stroke-width: 2px; stroke-linecap: round;
-  vector-effect: non-scaling-stroke; }
+svg { display: block; width: 100%; height: 9rem; margin: .3rem 0; overflow: visible; }
+polyline { fill: none; stroke: currentcolor; stroke-width: 2px; vector-effect: non-scaling-stroke; }
 </style><h1>TITLE</h1>"""
 _MOST_CLASSES, _MOST_NAMES, _MOST_POINTS = 30, 100, 400
 _SPLITS = {"evaluation": "test", "validation": "validation", "train_evaluation": "training"}
@@ -60,7 +56,7 @@ def render(run_dir: directory.RunDirectory, hard: tuple[int, str, Sequence[Hard]
         "Confusion matrix": _confusion(result),
         "Highest losses": _paragraph(hard) if isinstance(hard, str) else _hard(*hard),
         "Data": _data(run["data"]),
-        "Several towers and one": _proof(run.get("compared_with_one_tower")),
+        "Several towers and one": _paragraph(run.get("compared_with_one_tower", {}).get("line", "")),
         "Options": _options(run),
         "Environment": _environment(run),
     }.items():
@@ -73,7 +69,7 @@ def _text(value) -> str:
 
 
 def _paragraph(text: str) -> str:
-    return f"<p>{_text(text)}</p>"
+    return f"<p>{_text(text)}</p>" if text else ""
 
 
 def _grid(least: str, cells: Sequence[str]) -> str:
@@ -83,6 +79,10 @@ def _grid(least: str, cells: Sequence[str]) -> str:
 def _table(rows: Sequence[Sequence], head: Iterable[str] = ()) -> str:
     cells = "".join(f"<tr>{''.join(f'<td>{_text(cell)}' for cell in row)}" for row in rows)
     return f"<div class=wide><table><tr>{''.join(f'<th>{cell}' for cell in head)}{cells}</table></div>" if rows else ""
+
+
+def _folded(summary: str, content: str) -> str:
+    return f"<details><summary>{summary}</summary>{content}</details>"
 
 
 def _number(value: float | None) -> str:
@@ -99,11 +99,11 @@ def _state(run_dir: directory.RunDirectory, result: Mapping, lists: Mapping) -> 
 
 def _results(result: Mapping, best: Mapping, lists: Mapping) -> str:
     rows = []
-    for name, split in _SPLITS.items():
-        for metric, value in result.get(name, {}).get("metrics", {}).items():
+    for evaluation, split in ((result[name], split) for name, split in _SPLITS.items() if name in result):
+        for metric, value in evaluation["metrics"].items():
             interval = "" if value["low"] is None else f"{value['low']:.3f} to {value['high']:.3f}"
-            of, step = f"{result[name]['num_examples']} {split}", result[name]["step"]
-            rows.append([metric, _number(value["mean"]), interval, of, step])
+            of = f"{evaluation['num_examples']} {split}"
+            rows.append([metric, _number(value["mean"]), interval, of, evaluation["step"]])
     if not rows and "val_step" in lists:  # it trains, and has no result yet
         rows = [[name, _number(lists[f"val_{name}"][-1]), "", "", lists["val_step"][-1]] for name in _metrics(lists)]
     if best:
@@ -174,21 +174,9 @@ def _hard(looked_at: int, of: str, examples: Sequence[Hard]) -> str:
 def _data(data: Mapping) -> str:
     names, counts = data.get("class_names") or [], data.get("class_counts") or []
     rows = [(name, data.get(name)) for name in ("name", "num_examples", "fingerprint", "notice") if data.get(name)]
-    classes = [[name, *counts[i : i + 1]] for i, name in enumerate(names[:_MOST_NAMES])]
-    more = _paragraph(f"and {len(names) - _MOST_NAMES} more") if len(names) > _MOST_NAMES else ""
-    shown = f"<details><summary>{len(names)} classes</summary>{_table(classes)}{more}</details>" if names else ""
-    return _table(rows) + shown
-
-
-def _proof(record: Mapping | None) -> str:
-    if not record:
-        return ""
-    gap = record.get("largest_difference") or {}
-    verdict = record.get("differs") or record.get("undecided") or "they trained what one tower trains"
-    return _paragraph(
-        f"{record.get('towers')} towers with one, {record.get('steps')} steps of {record.get('examples')} examples "
-        f"in {record.get('dtype')}: {verdict}; largest difference {_number(gap.get('relative'))} in {gap.get('of')}."
-    )
+    classes = _table([[name, *counts[i : i + 1]] for i, name in enumerate(names[:_MOST_NAMES])])
+    many = f"{len(names)} classes{f', the first {_MOST_NAMES}' if len(names) > _MOST_NAMES else ''}"
+    return _table(rows) + _folded(many, classes) if names else _table(rows)
 
 
 def _options(run: Mapping) -> str:
@@ -196,7 +184,7 @@ def _options(run: Mapping) -> str:
     given, rest = [], []
     for name, value in {**run["config"], **run.get("workload_options", {})}.items():
         (rest if as_text(value) == usual.get(name) else given).append((f"--{name}", as_text(value)))
-    return f"{_table(given)}<details><summary>with their default values</summary>{_table(rest)}</details>"
+    return _table(given) + _folded("with their default values", _table(rest))
 
 
 def _environment(run: Mapping) -> str:

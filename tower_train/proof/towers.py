@@ -75,6 +75,7 @@ class Outcome:
         """The entry in run.json."""
         gap, by_tower = (*self.verdict.excess, self.verdict.gap)[0], self.verdict.by_tower
         about = vars(self) | {"differs": self.differs or None, "undecided": self.verdict.undecided} | {
+            "line": self.line,
             "by_tower": {"of": by_tower.name, "relative": by_tower.of_largest} if by_tower else None,
             "largest_difference": {
                 "of": gap.name, "step": gap.step, "relative": self.relative if math.isfinite(self.relative) else None

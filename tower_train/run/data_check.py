@@ -9,12 +9,12 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.console import enumeration
+from tower_train.data import example_images
 from tower_train.examples import Examples, Mixed, Tensors, Weighted
 from tower_train.graph import step_failures, summaries
 from tower_train.graph.layout import Layout
 from tower_train.graph.stream import training_stream
 from tower_train.inference.evaluation_graph import evaluation_stream
-from tower_train.run import example_images
 from tower_train.workload import Workload
 
 v1 = tf.compat.v1

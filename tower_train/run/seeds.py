@@ -21,11 +21,8 @@ from tower_train.run_dir import json_files
 
 def train_each(seeds: Sequence[int], config: Config, name: str, train: Callable[[Config], Result]) -> int:
     """Trains with each seed in a directory of its own below train_dir, where runs that are there are resumed; prints
-    mean, deviation and interval. Returns the exit status.
-
-    Raises:
-      ConfigError: a seed comes twice, there are several workers, or train_dir is itself a run.
-    """
+    mean, deviation and interval; returns the exit status. ConfigError if a seed comes twice, there are several workers,
+    or train_dir is itself a run."""
     folder = pathlib.Path(config.train_dir or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}")
     shown = f"--seeds={','.join(map(str, seeds))}"
     if len(set(seeds)) != len(seeds):
@@ -48,18 +45,13 @@ def train_each(seeds: Sequence[int], config: Config, name: str, train: Callable[
 def lines(results: Sequence[dict]) -> list[str]:
     """Returns lines about the last evaluations of runs with different seeds, from their result.json: the mean, the
     standard deviation, and the 95 % interval of the mean by Student's t."""
-    kept = [RESULT_NAMES[split] for split in (TEST, VALIDATION)]
-    name = next((name for name in kept if all(name in result for result in results)), None)
-    if name is None:
-        values, about = (
-            {"loss of the training": [result["loss"] for result in results]},
-            "none was evaluated: --eval_at_end",
-        )
-    else:
-        metrics = [result[name]["metrics"] for result in results]
-        values = {metric: [each[metric]["mean"] for each in metrics] for metric in metrics[0]}
-        about = f"{results[0][name]['num_examples']} examples of {results[0][name]['data']}"
-    return [f"{len(results)} seeds, {about}"] + [f"{metric} = {_summary(each)}" for metric, each in values.items()]
+    for name in (RESULT_NAMES[split] for split in (TEST, VALIDATION)):
+        if all(name in result for result in results):
+            metrics = [result[name]["metrics"] for result in results]
+            values = {metric: [each[metric]["mean"] for each in metrics] for metric in metrics[0]}
+            about = f"{len(results)} seeds, {results[0][name]['num_examples']} examples of {results[0][name]['data']}"
+            return [about, *(f"{metric} = {_summary(each)}" for metric, each in values.items())]
+    return [f"{len(results)} seeds, and no evaluation of all: --eval_at_end makes one."]
 
 
 def _summary(values: Sequence[float]) -> str:
@@ -68,16 +60,13 @@ def _summary(values: Sequence[float]) -> str:
         return f"{mean:.4g}"
     deviation = statistics.stdev(values)
     half = student_t(len(values) - 1) * deviation / math.sqrt(len(values))
-    return (
-        f"{mean:.4g} (deviation {deviation:.2g}, 95 % interval of the mean {mean - half:.4g} to {mean + half:.4g}; of "
-        f"each {shown})"
-    )
+    interval = f"95 % interval of the mean {mean - half:.4g} to {mean + half:.4g}"
+    return f"{mean:.4g} (deviation {deviation:.2g}, {interval}; of each {shown})"
 
 
 def student_t(freedom: int) -> float:
     """Returns the 97.5 % quantile of Student's t (Student 1908, "The probable error of a mean")."""
-    t = np.linspace(0, 15, 200_001)  # 12.7 with one degree of freedom
-    density = (1 + t**2 / freedom) ** (-(freedom + 1) / 2)
-    log_scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(freedom * math.pi) / 2
-    share = np.concatenate([[0], np.cumsum((density[1:] + density[:-1]) / 2 * np.diff(t))]) * math.exp(log_scale)
-    return float(np.interp(0.475, share, t))
+    angle = np.linspace(0, math.pi / 2, 1_000_001)  # t = sqrt(freedom) * tan(angle), whose density is a power of cos
+    density = np.cos(angle) ** (freedom - 1)
+    share = np.cumsum(density) - density / 2
+    return math.sqrt(freedom) * math.tan(np.interp(0.95 * share[-1], share, angle))

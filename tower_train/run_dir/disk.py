@@ -6,7 +6,7 @@ import os
 import pathlib
 import secrets
 
-from tower_train import files
+from tower_train import errors, files
 
 
 def sync(path: str | os.PathLike) -> None:
@@ -22,6 +22,14 @@ def sync(path: str | os.PathLike) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def write(path: pathlib.Path, content: bytes) -> None:
+    """As `replace`, for a file that the user asked for: ConfigError if it cannot be written."""
+    try:
+        replace(path, content)
+    except OSError as error:
+        raise errors.ConfigError(f"{path} cannot be written: {error.strerror}. Name another with --out.") from None
 
 
 def replace(path: pathlib.Path, content: bytes) -> None:

@@ -73,20 +73,10 @@ class FolderOptions(augmentation.PlacedImageOptions):
         "", "train only layers of --network after this one, e.g. block4_pool of VGG16", NETWORK, resume="same"
     )
     freeze_epochs: float = option(
-        0.0,
-        "epochs in which only the new classifier on --network is trained; 0: all layers from the start. Its batch "
-        "normalisation then stays as --weights has it",
-        NETWORK,
-        allowed="at least 0",
-        resume="same",
+        0.0, "epochs in which only the new classifier is trained", NETWORK, allowed="at least 0", resume="same"
     )
     unfreeze_rate: float = option(
-        0.1,
-        "factor of the learning rate of the other layers after --freeze_epochs",
-        NETWORK,
-        allowed="above 0",
-        resume="note",
-        needs=("freeze_epochs",),
+        0.1, "then factor of the other layers' rate", NETWORK, "above 0", resume="note", needs=("freeze_epochs",)
     )
 
     def check(self):
@@ -100,10 +90,7 @@ class FolderOptions(augmentation.PlacedImageOptions):
                 "Leave --color out: files in grayscale are read as rgb too."
             )
         if self.freeze_epochs and self.weights == applications.NONE:
-            raise errors.ConfigError(
-                f"--freeze_epochs={self.freeze_epochs:g} would freeze random weights. Give trained ones, "
-                "--weights=FILE or --weights=imagenet."
-            )
+            raise errors.ConfigError(f"--freeze_epochs={self.freeze_epochs:g} needs trained weights: add --weights.")
 
 
 def workload(options: FolderOptions) -> Workload:

@@ -10,6 +10,7 @@ import numpy as np
 
 IMAGES = 24
 _COLUMNS = 6
+_MOST_CLASSES = 4  # of an example
 _CELL = 128  # pixels
 _LINE = 16  # pixels, of each line of the label below an image
 _SIZE = _LINE - 4  # of letters
@@ -39,7 +40,7 @@ def draw(images: np.ndarray, labels: np.ndarray, class_names: Sequence[str] = ()
     """
     from PIL import Image, ImageDraw
 
-    pixels = _as_bytes(images)
+    pixels = as_bytes(images)
     size = images.shape[1:3]
     height, width = (round(side * _CELL / max(size)) for side in size)
     texts = [caption(label, class_names) for label in labels]
@@ -54,10 +55,7 @@ def draw(images: np.ndarray, labels: np.ndarray, class_names: Sequence[str] = ()
     for i, (image, lines) in enumerate(zip(pixels, texts, strict=True)):
         row, column = divmod(i, _COLUMNS)
         x, y = _GAP + column * across, _GAP + row * down
-        picture = Image.fromarray(image[:, :, 0] if image.shape[-1] == 1 else image).convert("RGB")
-        is_enlarged = max(size) < _CELL  # then pixels are to be seen
-        how = Image.Resampling.NEAREST if is_enlarged else Image.Resampling.LANCZOS
-        canvas.paste(picture.resize((max(width, 1), max(height, 1)), how), (x + (_CELL - width) // 2, y))
+        canvas.paste(thumbnail(image, _CELL).convert("RGB"), (x + (_CELL - width) // 2, y))
         for line, text in enumerate(lines):
             while text and pen.textlength(text, font) > _CELL:
                 text = text.removesuffix("…")[:-1] + "…"
@@ -84,7 +82,18 @@ def _font(letters: set[str]) -> tuple:
     return min(found, key=lambda each: len(each[1]))
 
 
-def _as_bytes(images: np.ndarray) -> np.ndarray:
+def thumbnail(image: np.ndarray, side: int):
+    """Returns an image [height, width, 1, 3 or 4] of uint8 for Pillow, its longer side that many pixels."""
+    from PIL import Image
+
+    picture = Image.fromarray(image[:, :, 0] if image.shape[-1] == 1 else image)
+    scale = side / max(picture.size)
+    how = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS  # enlarged pixels are to be seen
+    return picture.resize([max(1, round(scale * each)) for each in picture.size], how)
+
+
+def as_bytes(images: np.ndarray) -> np.ndarray:
+    """Returns images in uint8, stretched if they have another dtype."""
     if images.dtype == np.uint8:
         return images
     images = np.nan_to_num(images.astype(np.float32))
@@ -93,12 +102,12 @@ def _as_bytes(images: np.ndarray) -> np.ndarray:
 
 
 def caption(label: np.ndarray, class_names: Sequence[str]) -> list[str]:
-    """Returns a label as lines: a class's name, the shares of two classes, the first numbers, or nothing for more."""
+    """Returns a label as lines: a class's name, the shares of classes, the first numbers, or nothing for more."""
     label = np.asarray(label)
     if class_names and label.ndim == 0:
         return [" ".join(class_names[label].split()) if 0 <= label < len(class_names) else str(label)]
     if label.shape == (len(class_names),):
-        shares = {class_names[i]: f"{label[i]:.2f}" for i in np.argsort(-label, kind="stable")[:2]}
+        shares = {class_names[i]: f"{label[i]:.2f}" for i in np.argsort(-label, kind="stable")[:_MOST_CLASSES]}
         return [name if share == "1.00" else f"{share} {name}" for name, share in shares.items() if share != "0.00"]
     if label.ndim > 1 or not np.issubdtype(label.dtype, np.number):
         return []
