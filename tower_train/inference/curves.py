@@ -212,7 +212,7 @@ def table(train_dirs: Sequence[str]) -> list[str]:
     differing, rows = _differing(train_dirs), [("run", "", "last", "lowest", "highest")]
     for label, train_dir in zip(labels(train_dirs), train_dirs, strict=True):
         lists = _mean([history(run) for run in runs_of(train_dir)])
-        rows.append((label, "step", f"{max(*lists['step'], *lists.pop('val_step', [])):.0f}", "", ""))
+        rows.append((label, "step", f"{max([*lists['step'], *lists.pop('val_step', [])]):.0f}", "", ""))
         for name in [name for name in lists if name == "loss" or name.startswith(OF_EVALUATION)]:
             known = lists[name][~np.isnan(lists[name])]
             if name != "val_epoch" and known.size:
