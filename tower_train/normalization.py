@@ -210,6 +210,13 @@ def mean_over_towers(value: tf.Tensor) -> tf.Tensor:
     return mean(value)
 
 
+def _over_all(count: tf.Tensor) -> tf.Tensor:
+    """Returns the sum over all towers of their numbers of rows."""
+    tower = context.current()
+    # a mean that is weighted by examples
+    return tower.towers / tower.mean([1 / count])[0] if tower.mean else tower.towers * count
+
+
 def _gathered(value: tf.Tensor) -> tf.Tensor:
     """Returns [towers, ...], the values of all towers at this place of the network."""
     return collectives.gather_over_towers(value, context.current().towers, _place(value))
@@ -313,7 +320,7 @@ def _fused_batch_norm(
     with v1.name_scope(name, "fused_batch_norm"), v1.name_scope(_OVER):
         order = [*over, channels]
         outputs, *found = _over_towers(tf.transpose(inputs, order), scale, offset, epsilon)
-        count = tf.cast(tf.size(inputs) // inputs.shape[channels] * context.current().towers, found[1].dtype)
+        count = _over_all(tf.cast(tf.size(inputs) // inputs.shape[channels], found[1].dtype))
         found[1] *= count / tf.maximum(count - 1, 1)
         if exponential_avg_factor not in (None, 1.0):
             pairs = zip(found, (mean, variance), strict=True)

@@ -50,7 +50,7 @@ def table_rows(input_context):
 
 def table_fn(features, mode):
     table = v1.get_variable("table", [4, 2], tf.float64, v1.ones_initializer())
-    loss = tf.reduce_sum(tf.square(tf.nn.embedding_lookup(table, features)))
+    loss = tf.reduce_mean(tf.reduce_sum(tf.square(tf.nn.embedding_lookup(table, features)), 1))
     train_op = v1.train.GradientDescentOptimizer(0.125).minimize(loss, v1.train.get_global_step())
     return tf_estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 

@@ -44,7 +44,7 @@ def trained_table():
     for rows in zip(*TABLE_ROWS, strict=False):
         gradient, touched = np.zeros_like(table), np.concatenate(rows)
         np.add.at(gradient, touched, 2 * table[touched])
-        table -= 0.125 * gradient / len(rows)
+        table -= 0.125 * gradient / len(touched)
     return table
 
 

@@ -68,6 +68,8 @@ class Towers:
         # (over towers, gradients of means) -> over towers, those of their values; None: their mean, as each tower's
         # loss is a mean over its examples
         self.gradients_of_means: Callable[[list[list[tf.Tensor]]], list[list[tf.Tensor]]] | None = None
+        # tower -> its weight in means, if losses are sums over examples and weights differ; else None
+        self.weight_beside_sum: Callable[[Tower], tf.Tensor | None] = lambda tower: None
         self._threads: list[_Thread] = []
 
     def run(self, function: Callable[[Tower], Any]) -> list:
@@ -231,9 +233,13 @@ def mean(values: Sequence[tf.Tensor], what: str = "a mean over towers") -> list[
 def gradients_of_means(grads: Sequence[tf.Tensor], what: str) -> list[tf.Tensor]:
     """Returns the gradients of a tower's values, of those of their means over all towers."""
     tower, what = current(), f"the gradient of {what}"
-    if (per_tower := tower.towers.gradients_of_means) is None:
+    if per_tower := tower.towers.gradients_of_means:
+        return meet(list(grads), per_tower, what)[tower.place]
+    if (weight := tower.towers.weight_beside_sum(tower)) is None:
         return mean(grads, what)
-    return meet(list(grads), per_tower, what)[tower.place]
+    weights = [tf.cast(weight, grad.dtype) for grad in grads]
+    means = mean(map(tf.math.divide_no_nan, grads, weights), what)
+    return list(map(tf.multiply, means, weights))
 
 
 def normalizing(tower: Tower, inputs: Sequence[tf.Tensor], batch_norm: str) -> contextlib.AbstractContextManager:

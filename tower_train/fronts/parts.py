@@ -55,6 +55,11 @@ def batch_size(data) -> Size:
     return _size(next(leaf for leaf in keras.tree.flatten(data) if _has_rows(leaf)))
 
 
+def sizes(data) -> list[Size]:
+    """Returns the rows of each tensor of a batch that has any."""
+    return [_size(leaf) for leaf in tf.nest.flatten(data) if _has_rows(leaf)]
+
+
 def rows_of(tensor, begin: Size, rows: Size):
     """Returns consecutive rows of a dense, ragged or sparse tensor."""
     if not isinstance(tensor, tf.SparseTensor):

@@ -72,6 +72,8 @@ class ModelTowers:
         self._balance = placement.Balance(devices)
         first, count = training.worker * len(devices), len(devices) * training.all_reduce.num_workers
         self._towers = meeting.Towers(devices, training.mean, first, count, self._inside, self._turn)
+        self._sizes = self._sizes_of_all(first, count) if count > 1 else []
+        self._towers.weight_beside_sum = training.weight_beside_sum
 
     def call(self, model_fn: Callable, mode: str) -> api.EstimatorSpec:
         """Calls model_fn(features, labels) in all towers.
@@ -102,8 +104,7 @@ class ModelTowers:
                     "model_fn called apply_gradients of a tf.compat.v1.train optimizer [0] times in its towers. Call "
                     "it at least once: that is where gradients are averaged."
                 )
-            [loss] = self._training.mean([[each] for each in losses])
-            spec = spec._replace(loss=loss * num_towers if self._training.is_summed() else loss)
+            spec = spec._replace(loss=self._training.loss(losses))
             for summary in v1.get_collection(v1.GraphKeys.SUMMARIES):
                 if summary.op.type == "ScalarSummary" and summary.op.name == "loss":  # of the first tower
                     compat.set_input(summary.op, 1, tf.cast(spec.loss, summary.op.inputs[1].dtype))
@@ -133,7 +134,6 @@ class ModelTowers:
     @contextlib.contextmanager
     def _inside(self, tower: Tower) -> Iterator[None]:
         """Calls of model_fn in a tower draw by example, share variables, and keep Keras layers from assigning."""
-        features, _ = self._batches[tower.place]
         mine, reuse = self._assigned[tower.place], v1.AUTO_REUSE if tower.place else None
 
         def assign_later(assign, variable, value):
@@ -148,7 +148,7 @@ class ModelTowers:
             compat.holding(_assigned, mine),
             compat.fresh_layer_names(),  # so that a checkpoint fits each graph of a model
             compat.intercepted_assignments(assign_later),
-            self._drawn_by_example(features, tower) as draws,
+            self._drawn_by_example(tower) as draws,
             meeting.normalizing(tower, inputs, self._training.batch_norm),
             v1.name_scope(f"tower_{tower.place}/") if tower.place else contextlib.nullcontext(),
             tf.variable_creator_scope(self._creator(tower, draws)),
@@ -158,12 +158,28 @@ class ModelTowers:
         ):
             yield
 
-    def _drawn_by_example(self, features, tower: Tower):
-        """As drawn_for_more, of the rows that a tower's tensors have among those of all towers, whose batches are as
-        large; of none if it is alone."""
-        leaves = tf.nest.flatten(features) if tower.count > 1 else []
-        sizes = [parts.batch_size(leaf) for leaf in leaves if leaf is not None and leaf.shape.rank]
-        cuts = [parts.Cut(size, tower.index * size, tower.count * size, size) for size in sizes]
+    def _sizes_of_all(self, first: int, count: int) -> list[list[parts.Size]]:
+        """Returns over the tensors of a batch, labels first, the rows that the towers of all workers have of them; and
+        weighs towers in the training's means by those of the first."""
+        here = [parts.sizes((labels, features)) for features, labels in self._batches]
+        of_all, after = here, first + len(here)
+        if here[0] and after - first < count:
+            rows = self._training.sum(tf.pad(tf.convert_to_tensor(here), [[first, count - after], [0, 0]]))
+            of_all = [tf.unstack(each) for each in tf.unstack(rows)]
+            of_all[first:after] = here  # which may be static
+        sizes = [list(each) for each in zip(*of_all, strict=True)]
+        if sizes and not (all(isinstance(size, int) for size in sizes[0]) and len(set(sizes[0])) == 1):
+            examples = tf.cast(tf.stack(sizes[0]), tf.float64)
+            self._training.weights = tf.unstack(examples * count / tf.reduce_sum(examples))[first:after]
+        return sizes
+
+    def _drawn_by_example(self, tower: Tower):
+        """As drawn_for_more, of the rows that a tower's tensors have among those of all towers; of none if it is
+        alone."""
+        cuts = [
+            parts.Cut(sizes[tower.index], sum(sizes[: tower.index]), sum(sizes), sizes[tower.index])
+            for sizes in self._sizes
+        ]
         rows, program = functools.partial(rows_of_draw, cuts), "model_fn" if cuts else ""
         return drawn_for_more(rows, program, itertools.count(), lambda: bool(self._creating) or not meeting.current())
 

@@ -15,7 +15,7 @@ from tower_train.cluster.program import Cluster
 from tower_train.fronts import compat, meeting, placement
 from tower_train.fronts.tf_estimator import library
 from tower_train.fronts.tf_estimator.inputs import Batches
-from tower_train.graph import gradients
+from tower_train.graph import collectives, gradients
 from tower_train.graph.collectives import AllReduce
 from tower_train.graph.devices import HOST, Devices
 from tower_train.graph.gradients import GradientsAndVariables
@@ -41,6 +41,8 @@ class Training:
     batches: Batches | None = None  # of several towers
     is_summed: Callable[[], bool] = staticmethod(lambda: False)  # whether the loss is, as of canned Estimators
     before_update: Callable[[], list[tf.Operation]] = staticmethod(list)  # makes ops for which an update waits
+    # over this worker's towers, float64 scalars: their examples by the mean over all towers; None if all have as many
+    weights: Sequence[tf.Tensor] | None = None
     num_updates = 0  # that towers have met for
 
     def __init__(
@@ -54,8 +56,27 @@ class Training:
         self._checked: list[list[str]] = []  # over updates, the names of what is looked at
 
     def mean(self, per_tower: list[list[tf.Tensor]]) -> list[tf.Tensor]:
-        """Returns the means over the towers of all workers, of these towers' tensors."""
+        """Returns the means over the towers of all workers, weighted by their examples, of these towers' tensors."""
+        if self.weights:
+            per_tower = [
+                [tf.cast(weight, each.dtype) * each for each in values]
+                for weight, values in zip(self.weights, per_tower, strict=True)
+            ]
         return self.all_reduce.mean([[tf.add_n(each) / len(each) for each in zip(*per_tower, strict=True)]])[0]
+
+    def sum(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the sum over workers."""
+        return collectives.reduce(value, self.all_reduce.num_workers, f"{self.name} sum")
+
+    def weight_beside_sum(self, tower: meeting.Tower) -> tf.Tensor | None:
+        """Returns a tower's weight in means, if it has one and losses are sums over examples; else None."""
+        return self.weights[tower.place] if self.weights and self.is_summed() else None
+
+    def loss(self, losses: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns the loss of all towers' examples, by these towers' scalars."""
+        if not self.is_summed():
+            return self.mean([[each] for each in losses])[0]
+        return self.all_reduce.mean([[tf.add_n(losses)]])[0][0] * self.all_reduce.num_workers
 
     def update(
         self, optimizer, grads_and_vars: GradientsAndVariables, apply: Callable[[GradientsAndVariables], tf.Operation],
@@ -100,8 +121,10 @@ class Training:
             ) from None
 
     def _mean_gradients(self, per_tower: Sequence[GradientsAndVariables]) -> GradientsAndVariables:
-        means = []
-        for pairs in zip(*gradients.without_unused(per_tower), strict=True):
+        means, per_tower = [], gradients.without_unused(per_tower)
+        for weight, pairs in zip(() if self.is_summed() else self.weights or (), per_tower, strict=False):
+            pairs[:] = [(tf.math.scalar_mul(tf.cast(weight, grad.dtype), grad), variable) for grad, variable in pairs]
+        for pairs in zip(*per_tower, strict=True):
             with tf.device(placement.of(pairs[0][1])):
                 means += gradients.average_gradients([[pair] for pair in pairs])
         if self.all_reduce.num_workers > 1:
