@@ -1,7 +1,6 @@
 """python -m tower_train.tf1: a program of TensorFlow 1, as it was published, on today's TensorFlow."""
 
 import argparse
-import contextlib
 import importlib
 import os
 import runpy
@@ -47,31 +46,29 @@ def main(argv) -> int:
     return _check(program, names) if asked.check else _run(asked.words, program, names, asked.num_gpus)
 
 
-def companion(name: str):
-    """Imports a file of TensorFlow 1, such as the tutorial's cifar10.py, for a workload: with the old names, and with
-    functions that make parts of its graph."""
+def companion(name: str) -> types.SimpleNamespace:
+    """Imports a file of TensorFlow 1, such as the tutorial's cifar10.py, for a workload: with the old names."""
     from tower_train.fronts.tf1 import views
 
     views.Names(of_keras_3=False).install()
-    module = importlib.import_module(name)
-    for each, value in list(vars(module).items()):
-        if isinstance(value, types.FunctionType) and value.__module__ == name:
-            setattr(module, each, _shapes_of_tf1()(value))
-    return module
+    parts = vars(importlib.import_module(name))
+    functions = {each: _with_dimensions(part) for each, part in parts.items() if isinstance(part, types.FunctionType)}
+    return types.SimpleNamespace(**parts | functions)
 
 
-@contextlib.contextmanager
-def _shapes_of_tf1():
-    """Gives shapes their Dimensions, as shape[0].value asks, within this block or function."""
-    from tensorflow.compat import v1
+def _with_dimensions(function):
+    """Gives shapes their Dimensions within a function, as shape[0].value asks."""
 
-    is_within = isinstance(v1.TensorShape([1])[0], v1.Dimension)  # another function's
-    v1.disable_v2_tensorshape()
-    try:
-        yield
-    finally:
-        if not is_within:
+    def call(*args, **kwargs):
+        from tensorflow.compat import v1
+
+        v1.disable_v2_tensorshape()
+        try:
+            return function(*args, **kwargs)
+        finally:
             v1.enable_v2_tensorshape()
+
+    return call
 
 
 def _refuse(reason: str):
@@ -96,12 +93,10 @@ def _run(words, program, names, num_gpus: int) -> int:
     import tensorflow as tf
 
     from tower_train.cluster import program as workers
-    from tower_train.fronts.tf1 import machine
+    from tower_train.fronts.tf1 import keras_models, machine
 
     if program.is_of_keras_3:
-        from tower_train.fronts.tf1 import keras_3
-
-        keras_3.prepare(is_named_acc=bool({"acc", "val_acc"} & program.words))
+        keras_models.prepare(is_named_acc=bool({"acc", "val_acc"} & program.words))
     else:
         tf.compat.v1.disable_v2_behavior()
     machine.prepare(num_gpus)
@@ -110,16 +105,9 @@ def _run(words, program, names, num_gpus: int) -> int:
     sys.argv[:], sys.path[0] = words, os.path.dirname(os.path.abspath(words[0]))
     try:
         runpy.run_path(words[0], run_name="__main__")
-    except KeyboardInterrupt as error:
-        if workers.is_initialized():  # Horovod's, which would wait for this one
-            workers.current().shutdown(error)
-        raise
-    except Exception as error:  # as Python shows it, without our frames, or by the hook that tells other workers
-        frames = error.__traceback__
-        while frames and frames.tb_next and frames.tb_frame.f_code.co_filename != words[0]:
-            frames = frames.tb_next
-        sys.excepthook(type(error), error.with_traceback(frames), frames)
-        return 1
+    except (Exception, KeyboardInterrupt) as error:
+        sys.excepthook(type(error), error, error.__traceback__)  # tells other workers
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
 

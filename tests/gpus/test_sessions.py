@@ -12,7 +12,7 @@ OWN_CONFIGURATION = {
     "tower_train.cluster.board": "a client of a server that runs already",
     "tower_train.cluster.program": "a copy of that of the devices",
     "tower_train.fronts.tf1.machine": "of an old program, whose sessions are the only ones",
-    "tower_train.fronts.tf1.parts": "not of a session",
+    "tower_train.fronts.tf1.contrib": "not of a session",
 }
 OPENERS = {"Session", "MonitoredTrainingSession", "SingularMonitoredSession", "ChiefSessionCreator"}
 

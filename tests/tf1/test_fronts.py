@@ -28,21 +28,19 @@ import keras, numpy as np
 layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", input_shape=(1,))
 model = keras.models.Sequential([layer])
 model.compile(keras.optimizers.SGD(lr=0.1, decay=0.5), "mse", metrics=["accuracy"])
-callbacks = [keras.callbacks.ReduceLROnPlateau(monitor="val_acc", epsilon=0.1),
-             keras.callbacks.ModelCheckpoint("{epoch}.hdf5", period=2, monitor="acc", save_weights_only=True)]
+callbacks = [keras.callbacks.ModelCheckpoint("{epoch}.hdf5", period=2, monitor="acc", save_weights_only=True)]
 x, y = np.ones([4, 1], np.float32), np.ones([4, 1], np.float32)
 batches = ((x, y) for _ in range(4))
 history = model.fit_generator(batches, steps_per_epoch=2, epochs=2, workers=2, max_q_size=9, verbose=0,
-                              callbacks=callbacks[1:])
+                              callbacks=callbacks)
 weight = model.get_weights()[0].item()
-model.save("model")
-for file in ("2.hdf5", "model"):
+model.save("model.h5")
+model.save_weights("weights.h5")
+for load in (lambda: model.load_weights("2.hdf5"), lambda: model.load_weights("weights.h5"),
+             lambda: model.set_weights(keras.models.load_model("model.h5").get_weights())):
     model.set_weights([np.zeros([1, 1])])
-    model.load_weights(file)
-    assert model.get_weights()[0].item() == weight, file
-again = keras.models.load_model("model")  # with its optimizer's steps
-losses = [each.fit(x, y, epochs=2, verbose=0).history["loss"] for each in (model, again)]
-assert losses[0] == losses[1] != [losses[0][0]] * 2
+    load()
+    assert model.get_weights()[0].item() == weight
 print(sorted(history.history), weight)
 """
 HOROVOD = """
@@ -59,11 +57,8 @@ callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.Me
              hvd.callbacks.LearningRateWarmupCallback(warmup_epochs=2, verbose=1),
              hvd.callbacks.LearningRateScheduleCallback(start_epoch=2, multiplier=0.1)]
 history = model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=callbacks).history
-model.save("%d.h5" % hvd.rank())
-hvd.load_model("%d.h5" % hvd.rank()).fit(x, y, batch_size=8, verbose=0)
 means = [float(hvd.allreduce(4.0 * hvd.rank())), int(hvd.broadcast(hvd.rank() + 5, 1))]
-means += [hvd.allgather([hvd.rank()]).tolist()]
-losses = [float(loss) for loss in history["loss"]], [float(rate) for rate in history["lr"]]
+losses = [[float(loss) for loss in history["loss"]]]
 print([model.get_weights()[0].ravel().tolist(), *losses, means], flush=True)
 if hvd.rank():
     os.kill(os.getpid(), signal.SIGINT)  # Ctrl-C
@@ -73,7 +68,7 @@ CONTRIB = """
 import numpy as np, tensorflow as tf
 from tensorflow.python.client import device_lib
 from tensorflow.contrib.opt import AdamWOptimizer
-from tower_train.fronts.tf1.parts import HParams  # tf.contrib.training needs tf-slim
+from tower_train.fronts.tf1.contrib import HParams  # tf.contrib.training needs tf-slim
 hparams = HParams(rate=0.1, sizes=[1], name="a", fast=False).parse("rate=0.5,sizes=[2,3],name=b,fast=true")
 logits, targets = np.ones([2, 3, 4], np.float32) * np.arange(4, dtype=np.float32), np.ones([2, 3], int)
 weights = np.float32([[1, 1, 0]] * 2)
@@ -161,8 +156,8 @@ def test_horovods_keras_trains_in_two_workers_what_numpy_trains_until_one_is_int
         weights = weights + velocity
     for name in ("[worker 0]", "[worker 1]"):
         np.testing.assert_allclose(shown[name][0], weights.ravel(), rtol=1e-5)
-        np.testing.assert_allclose(shown[name][1:3], [losses, rates[1:]], rtol=1e-5)
-        assert shown[name][3] == [2.0, 6, [0, 1]]
+        np.testing.assert_allclose(shown[name][1], losses, rtol=1e-5)
+        assert shown[name][2] == [2.0, 6]
     assert "Epoch 2: finished gradual learning rate warmup to 0.2." in done.stdout
 
 

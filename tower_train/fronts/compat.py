@@ -505,36 +505,10 @@ def save_as(cls: type, name: str, may_save: Callable[[Any], bool]) -> None:
         setattr(cls, method, tracking(method))
 
 
-save_as_hdf5 = legacy_h5_format.save_model_to_hdf5  # (model, path): a file of Keras 2, whatever its name
-
-
 def save_weights_as_hdf5(model: keras.Model, path, overwrite: bool = True) -> None:
     """Saves weights as Keras 2 did."""
     with h5py.File(path, "w" if overwrite else "x") as file:
         legacy_h5_format.save_weights_to_hdf5_group(file, model)
-
-
-def load_weights_of_hdf5(model: keras.Model, path, by_name: bool = False) -> None:
-    """Loads weights that Keras 2 saved, or of a model that it saved; by_name: into layers of these names."""
-    load = legacy_h5_format.load_weights_from_hdf5_group
-    with h5py.File(path, "r") as file:
-        (legacy_h5_format.load_weights_from_hdf5_group_by_name if by_name else load)(
-            file.get("model_weights", file), model
-        )
-
-
-def load_model_of_hdf5(path, custom_objects: dict, compile: bool = True) -> keras.Model:
-    """Loads a model of Keras 2, with its optimizer's variables, without which Keras 3's loader leaves it."""
-    model = legacy_h5_format.load_model_from_hdf5(path, custom_objects, compile)
-    if optimizer := getattr(model, "optimizer", None):
-        model.optimizer = optimizer = optimizer.from_config(optimizer.get_config())
-        optimizer.build(model.trainable_variables)
-        with h5py.File(path, "r") as file:
-            saved = legacy_h5_format.load_optimizer_weights_from_hdf5_group(file) if "optimizer_weights" in file else []
-            if [value.shape for value in saved] == [tuple(variable.shape) for variable in optimizer.variables]:
-                for variable, value in zip(optimizer.variables, saved, strict=True):
-                    variable.assign(value[()])
-    return model
 
 
 def compiled(model: keras.Model) -> list:

@@ -1,12 +1,16 @@
 """Horovod as its programs have it: one import, no further lines. Sessions find their workers by `machine.prepare`."""
 
+import math
 import os
 
+import numpy as np
 import tensorflow as tf
 import tf_keras
 
 from tower_train.fronts import horovod
 from tower_train.fronts.horovod import *  # noqa: F403
+
+_backend = tf.compat.v1.keras.backend
 
 
 def init(*_, **__) -> None:
@@ -14,14 +18,6 @@ def init(*_, **__) -> None:
     horovod.init()
     for name in ("TF_CONFIG", "SLURM_PROCID"):
         os.environ.pop(name, None)
-
-
-def mpi_threads_supported() -> bool:
-    return False
-
-
-def _allreduce(tensor, name=None, **_):
-    return horovod.allreduce(tensor, average=False, name=name)
 
 
 def DistributedOptimizer(optimizer, name=None, **kwargs):  # noqa: N802
@@ -36,3 +32,85 @@ def DistributedOptimizer(optimizer, name=None, **kwargs):  # noqa: N802
 
     optimizer.get_gradients = get_gradients
     return optimizer
+
+
+def allreduce_at_once(value, name=None, average=True):
+    """horovod.keras.allreduce, whose value a program gets at once."""
+    return _backend.get_session().run(horovod.allreduce(tf.constant(value), average, name=name))
+
+
+def broadcast_at_once(value, root_rank, name=None):
+    return _backend.get_session().run(horovod.broadcast(tf.constant(value), root_rank, name))
+
+
+class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):
+    """Begins with the values of one worker in all."""
+
+    def __init__(self, root_rank, device=""):
+        super().__init__()
+        self.root_rank = root_rank
+
+    def on_train_begin(self, logs=None):
+        _backend.get_session().run(horovod.broadcast_global_variables(self.root_rank))
+
+
+class MetricAverageCallback(tf_keras.callbacks.Callback):
+    """Replaces an epoch's metrics by their means over workers."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        for name in sorted(logs or ()):
+            logs[name] = allreduce_at_once(np.float32(logs[name]), f"{name}_{epoch}")
+
+
+class LearningRateScheduleCallback(tf_keras.callbacks.Callback):
+    """Multiplies the first learning rate by a number or a function of the epoch, in epochs from start_epoch on.
+
+    Where the rate changes, momentum is corrected for that step: Goyal et al. 2017, section 2.1.
+    """
+
+    def __init__(self, multiplier, start_epoch=0, end_epoch=math.inf, staircase=True, steps_per_epoch=None):
+        super().__init__()
+        self.multiplier = multiplier if callable(multiplier) else lambda epoch: multiplier
+        self.epochs, self.staircase, self.steps, self.momentum = (
+            (start_epoch, end_epoch),
+            staircase,
+            steps_per_epoch,
+            None,
+        )
+
+    def on_train_begin(self, logs=None):
+        self.rate = _backend.get_value(self.model.optimizer.lr)
+        if not self.steps:
+            self.steps = self.params.get("steps") or math.ceil(self.params["samples"] / self.params["batch_size"])
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_batch_begin(self, batch, logs=None):
+        if not self.epochs[0] <= self.epoch < self.epochs[1] or (self.staircase and batch):
+            return
+        optimizer, before = self.model.optimizer, _backend.get_value(self.model.optimizer.lr)
+        optimizer.lr = after = self.rate * self.multiplier(self.epoch + (0 if self.staircase else batch / self.steps))
+        if hasattr(optimizer, "momentum"):
+            self.momentum = _backend.get_value(optimizer.momentum)
+            optimizer.momentum = self.momentum * after / before
+
+    def on_batch_end(self, batch, logs=None):
+        if self.momentum is not None:
+            self.model.optimizer.momentum, self.momentum = self.momentum, None
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raises the learning rate within the first epochs from that of one worker to the optimizer's."""
+
+    def __init__(self, warmup_epochs=5, steps_per_epoch=None, verbose=0):
+        super().__init__(self._share, 0, warmup_epochs, False, steps_per_epoch)
+        self.verbose = verbose
+
+    def _share(self, epoch):
+        return (1 + (epoch + 1 / self.steps) / self.epochs[1] * (horovod.size() - 1)) / horovod.size()
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self.verbose and epoch == self.epochs[1] - 1:
+            rate = _backend.get_value(self.model.optimizer.lr)
+            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")

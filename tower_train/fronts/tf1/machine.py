@@ -10,11 +10,8 @@ from tower_train.cluster import program
 from tower_train.fronts import compat
 from tower_train.fronts.tf_estimator.workers import merged
 
-_OF_NUMPY = {  # names that numpy has dropped
-    "int": int, "float": float, "complex": complex, "object": object, "str": str, "unicode": str, "Inf": np.inf,
-    "NaN": np.nan, "float_": np.float64, "string_": np.bytes_, "unicode_": np.str_, "product": np.prod,
-    "alltrue": np.all, "sometrue": np.any, "row_stack": np.vstack, "asscalar": np.ndarray.item,
-}  # fmt: skip
+_OF_NUMPY = {"int": int, "float": float, "object": object, "str": str, "float_": np.float64}  # names that it dropped
+_tell_once = functools.cache(console.notice)
 
 
 def prepare(num_shown_gpus: int) -> None:
@@ -26,7 +23,6 @@ def prepare(num_shown_gpus: int) -> None:
         compat.show_gpus(num_shown_gpus)
     for name, value in _OF_NUMPY.items():
         vars(np).setdefault(name, value)
-    vars(np.lib).setdefault("pad", np.pad)
 
 
 def _configuration(target: str, graph: tf.Graph, config) -> tuple:
@@ -39,6 +35,3 @@ def _configuration(target: str, graph: tf.Graph, config) -> tuple:
         if any("GPU" in op.device.upper() for op in graph.get_operations()):
             _tell_once("There is no GPU here: what this program places on GPUs runs on the CPU.")
     return target, config
-
-
-_tell_once = functools.cache(console.notice)

@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import pathlib
+import re
 
 from tower_train import errors
 
@@ -13,11 +14,11 @@ _OF_GRAPHS = {
     "contrib", "MonitoredTrainingSession", "get_variable", "estimator", "get_default_graph", "flags", "horovod",
     "train", "disable_eager_execution",
 }  # fmt: skip
-_FRONTS = {  # {a name in a program: what its towers go through}
+_FRONTS = {  # {a word in a program: what its towers go through}
     "multi_gpu_model": "keras.utils.multi_gpu_model, by tower_train.multi_gpu_model",
     "MirroredStrategy": "an Estimator with a strategy, by the towers of tower_train.estimator",
     "horovod": "Horovod's workers, by tower_train.horovod",
-    "estimator": "an Estimator, by tower_train.estimator; RunConfig(num_gpus=N) gives it towers",
+    "Estimator": "an Estimator, by tower_train.estimator; RunConfig(num_gpus=N) gives it towers",
     "average_gradients": "a loop over towers of its own, which is kept as it is",
 }
 
@@ -27,20 +28,17 @@ class Source:
     """The names in a program's files."""
 
     uses: list[tuple[str, str]]  # (a dotted name from its root on, such as tensorflow.contrib.slim; FILE:LINE)
-    words: set[str]  # all names and short texts
+    words: set[str]
 
     @property
     def is_of_keras_3(self) -> bool:
         """Returns whether this is a program of Keras without sessions."""
         parts = {part for name, _ in self.uses for part in name.split(".")}
-        return (
-            "keras" in parts and "keras" in {name.partition(".")[0] for name, _ in self.uses} and not _OF_GRAPHS & parts
-        )
+        return any(name.startswith("keras") for name, _ in self.uses) and not _OF_GRAPHS & parts
 
     @property
     def front(self) -> str:
-        words = self.words.union(*(name.split(".") for name, _ in self.uses))
-        return next((text for name, text in _FRONTS.items() if name in words), "none that are known here")
+        return next((text for name, text in _FRONTS.items() if name in self.words), "none that are known here")
 
 
 def read(path: str) -> Source:
@@ -48,51 +46,44 @@ def read(path: str) -> Source:
     source, files = Source([], set()), [pathlib.Path(path)]
     for file in files:
         for module in _read(file, source):
-            places = [folder.joinpath(*module.split(".")) for folder in (files[0].parent, file.parent)]
-            beside = [path for place in places for path in (place.with_suffix(".py"), place / "__init__.py")]
-            files += [each for each in dict.fromkeys(beside) if each.is_file() and each not in files]
+            for folder in (files[0].parent, file.parent):
+                place = folder.joinpath(*module.split("."))
+                beside = (place.with_suffix(".py"), place / "__init__.py")
+                files += [each for each in beside if each.is_file() and each not in files]
     return source
 
 
 def _read(file: pathlib.Path, source: Source) -> set[str]:
     """Adds a file's names to source; returns the modules that it imports."""
-    nodes, meanings, imported = list(ast.walk(_parsed(file))), {}, set()
-
-    def use(name: str, node: ast.AST) -> None:
-        if name.partition(".")[0] in _ROOTS:
-            source.uses.append((name, f"{file}:{node.lineno}"))
-
-    for node in nodes:
-        module = getattr(node, "module", None)  # of `from module import ...`
-        for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
-            name = f"{module}.{alias.name}" if module else alias.name
-            imported |= {module or name, name}
-            if not getattr(node, "level", 0):
-                root = name if module or alias.asname else name.partition(".")[0]
-                meanings[alias.asname or (alias.name if module else root)] = root
-                use(name.removesuffix(".*"), node)
-    for node in nodes:  # slim = tf.contrib.slim
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute):
-            if name := _dotted(node.value, meanings):
-                meanings |= {target.id: name for target in node.targets if isinstance(target, ast.Name)}
-    for node in nodes:
-        if isinstance(node, ast.Attribute) and (name := _dotted(node, meanings)):
-            use(name, node)
-        word = next((getattr(node, field) for field in ("id", "attr", "name", "value") if hasattr(node, field)), None)
-        source.words |= {word} if isinstance(word, str) else set()
-    return imported
-
-
-def _parsed(file: pathlib.Path) -> ast.Module:
     try:
-        return ast.parse(file.read_bytes(), str(file))
+        text = file.read_bytes()
+        tree = ast.parse(text)
     except OSError as error:
         raise errors.ConfigError(f"{file}: cannot be read: {error.strerror}.") from None
     except (SyntaxError, ValueError) as error:
-        place = f"{file}:{getattr(error, 'lineno', None) or 1}"
+        place = f"{file}:{getattr(error, 'lineno', 1)}"
         raise errors.ConfigError(
             f"{place} is not Python 3: {error}. If it is Python 2, convert it first: 2to3 -w {file}"
         ) from None
+    source.words |= set(re.findall(r"\w+", text.decode(errors="ignore")))
+    meanings, imported = {}, set()
+    for node in ast.walk(tree):  # statements before what is within them, so imports come first
+        uses = []
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = getattr(node, "module", None)
+            for alias in node.names:
+                name = f"{module}.{alias.name}" if module else alias.name
+                imported |= {module or name, name}
+                if not getattr(node, "level", 0):
+                    root = name if module or alias.asname else name.partition(".")[0]
+                    meanings[alias.asname or (alias.name if module else root)] = root
+                    uses.append(name.removesuffix(".*"))
+        elif isinstance(node, ast.Assign) and (name := _dotted(node.value, meanings)):  # slim = tf.contrib.slim
+            meanings |= {target.id: name for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.Attribute):
+            uses.append(_dotted(node, meanings) or "")
+        source.uses += [(name, f"{file}:{node.lineno}") for name in uses if name.partition(".")[0] in _ROOTS]
+    return imported
 
 
 def _dotted(node: ast.AST, meanings: dict[str, str]) -> str | None:

@@ -4,6 +4,7 @@ import builtins
 import contextlib
 import functools
 import importlib
+import importlib.util
 import operator
 import pathlib
 import sys
@@ -24,36 +25,29 @@ class NoSuchModule(errors.ConfigError, ImportError):
 
 
 class Names:
-    """The names of TensorFlow 1, Keras and Horovod as a program sees them.
-
-    Args:
-      of_keras_3: whether the program is one of Keras without sessions, which keeps today's Keras.
-    """
+    """The names of TensorFlow 1, Keras and Horovod as a program sees them; of_keras_3: as names.table has it."""
 
     def __init__(self, of_keras_3: bool):
-        self.homes = names.homes(of_keras_3)
+        self.table = names.table(of_keras_3)
         self.find = functools.cache(self._find)
 
     def _find(self, name: str) -> Any:
         """Returns what a dotted name means, an object for its attributes too; NoSuchName if nothing."""
         if (usual := names.one_name(name)) != name:
             return self.find(usual)
-        parent, _, last = name.rpartition(".")
-        is_known = (
-            name in self.homes or parent == "tensorflow.contrib"
-        )  # whose modules are imported and not always used
-        if is_known:
-            found = [_resolved(place) for place in self.homes.get(name, ())]
+        (parent, _, last), row = name.rpartition("."), self.table.get(name, "use:")
+        if not row.startswith("use:"):
+            found = [_resolved(place) for place in row.split()]
         else:
             owner = self.find(parent)
             if not isinstance(owner, View):
                 return owner  # what an object has is its own
             found = [getattr(each, last) for each in owner.modules if hasattr(each, last)]
-            if not found and name.startswith("tensorflow."):
-                with contextlib.suppress(ModuleNotFoundError):
-                    found = [importlib.import_module(name)]
-        if not found and not is_known:
-            raise NoSuchName(f"{name} is not there{_line_of_program()}. Use instead: {names.replacement_of(name)}.")
+            with contextlib.suppress(ModuleNotFoundError):
+                found = found or [importlib.import_module(name)]
+            is_module = parent == "tensorflow.contrib" or any(each.startswith(f"{name}.") for each in self.table)
+            if not found and not is_module:  # modules are imported, and not always used
+                raise NoSuchName(f"{name} is not there{_line_of_program()}. Use instead: {names.replacement_of(name)}.")
         if found and not isinstance(found[0], types.ModuleType):
             return found[0]
         modules = [each for each in found if isinstance(each, types.ModuleType)]
@@ -68,13 +62,12 @@ class Names:
         @functools.wraps(original)
         def importing(name, globals=None, locals=None, fromlist=(), level=0):
             root = name.partition(".")[0]
-            if level or root not in self.homes or not _is_of_program((globals or {}).get("__file__")):
+            if level or root not in self.table or not _is_of_program((globals or {}).get("__file__")):
                 return original(name, globals, locals, fromlist, level)
             try:
                 module = self.find(name)
-                for each in fromlist or ():
-                    if each != "*":
-                        getattr(module, each)
+                for each in set(fromlist or ()) - {"*"}:
+                    getattr(module, each)
             except NoSuchName as error:
                 raise NoSuchModule(str(error)) from None
             return module if fromlist else self.find(root)
@@ -100,25 +93,21 @@ class View(types.ModuleType):
 def _resolved(place: str) -> Any:
     """Returns what stands at "module" or "module:attribute"."""
     module, _, attribute = place.partition(":")
-    try:
-        home = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != "tf_slim":
-            raise
+    if module.startswith("tf_slim") and not importlib.util.find_spec("tf_slim"):
         raise NoSuchName(
             f"tf.contrib's layers need the package tf-slim{_line_of_program()}: pip install 'tower_train[tf1]'."
-        ) from None
+        )
+    home = importlib.import_module(module)
     return operator.attrgetter(attribute)(home) if attribute else home
 
 
 @functools.cache
 def _is_of_program(file: str | None) -> bool:
     """Returns whether a file is the program's or beside it: no installed package, Python's own or ours."""
-    if file is None or file.startswith("<"):
-        return False
     others = [pathlib.Path(__file__).parents[2], pathlib.Path(sysconfig.get_path("stdlib"))]
     others += [pathlib.Path(each) for each in sys.path if each and any(pathlib.Path(each).glob("*.dist-info"))]
-    return not any(pathlib.Path(file).resolve().is_relative_to(each.resolve()) for each in others)
+    here = pathlib.Path(file or "<none>").resolve()
+    return here.is_file() and not any(here.is_relative_to(each.resolve()) for each in others)
 
 
 def _line_of_program() -> str:

@@ -1,0 +1,127 @@
+"""Parts of tf.contrib, and the tutorials' reader of MNIST, that no package of today has: in short."""
+
+import json
+import os
+import re
+import types
+
+import numpy as np
+import tensorflow as tf
+import tf_keras
+
+from tower_train.data import idx
+from tower_train.fronts import compat
+from tower_train.fronts.tf_estimator import library, workers
+
+v1 = tf.compat.v1
+VERSION = "1.15.5"  # programs compare it
+SOURCE_URL = "https://storage.googleapis.com/cvdf-datasets/mnist/"
+_DEFAULT_UID_WHITE_LIST = []  # of tf.contrib.learn.RunConfig
+LSTMBlockCell = v1.nn.rnn_cell.BasicLSTMCell  # the same arithmetic; its variables have other names
+
+
+def Strategy(devices=None, num_gpus=None, num_gpus_per_worker=None, **_):  # noqa: N802
+    """tf.contrib.distribute's: how many towers train an Estimator, by RunConfig(train_distribute=...)."""
+    devices = [devices] if isinstance(devices, str) else list(devices or ())
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    count = len(devices) or num_gpus or num_gpus_per_worker or gpus or 1
+    names = devices if devices and gpus else [f"/cpu:{i}" for i in range(count)]
+    extended = types.SimpleNamespace(worker_devices=tuple(names))
+    return types.SimpleNamespace(extended=extended, num_replicas_in_sync=count)
+
+
+MirroredStrategy = OneDeviceStrategy = CollectiveAllReduceStrategy = ParameterServerStrategy = Strategy
+
+
+def index_table_from_tensor(mapping, *args, **kwargs):
+    """tf.contrib.lookup's."""
+    return compat.index_table_from_tensor(mapping, *args, **kwargs)
+
+
+def sequence_loss(logits, targets, weights, average_across_timesteps=True, average_across_batch=True, name=None):
+    """tf.contrib.seq2seq's: the weighted cross-entropy of [batch, time, classes] logits."""
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=targets, logits=logits) * weights
+    axes = [axis for axis, averaged in enumerate((average_across_batch, average_across_timesteps)) if averaged]
+    return tf.reduce_sum(losses, axes) / (tf.reduce_sum(weights, axes) + 1e-12) if axes else losses
+
+
+def OptimizeGraph(config, metagraph):  # noqa: N802
+    """Grappler's, which took the RewriterConfig alone."""
+    config.meta_optimizer_iterations = config.ONE  # a second pass over its own result fails
+    return compat.optimize_graph(v1.ConfigProto(graph_options=v1.GraphOptions(rewrite_options=config)), metagraph)
+
+
+class HParams(types.SimpleNamespace):
+    """tf.contrib.training's: named values, which a text may change."""
+
+    def values(self) -> dict:
+        return dict(vars(self))
+
+    def parse(self, text):
+        """Reads "name=value,name=[1,2]"."""
+        for name, value in re.findall(r"(\w+)=(\[.*?\]|[^,]*)", text):
+            setattr(self, name, value if isinstance(getattr(self, name), str) else json.loads(value.lower()))
+        return self
+
+
+def Experiment(estimator, train_input_fn, eval_input_fn, train_steps=None, eval_steps=100):  # noqa: N802
+    """tf.contrib.learn's: an Estimator with its data, as a function that trains and evaluates in turns."""
+    train = library.api.TrainSpec(train_input_fn, train_steps)
+    return lambda: workers.train_and_evaluate(estimator, train, library.api.EvalSpec(eval_input_fn, eval_steps))
+
+
+def run(experiment_fn, run_config, hparams=None):
+    """tf.contrib.learn.learn_runner's."""
+    return experiment_fn(run_config, hparams)()
+
+
+class AdamWOptimizer(v1.train.AdamOptimizer):
+    """tf.contrib.opt's: multiplies variables by 1 - weight_decay before each update."""
+
+    def __init__(self, weight_decay, *args, **kwargs):
+        self._weight_decay = weight_decay
+        super().__init__(*args, **kwargs)
+
+    def apply_gradients(self, grads_and_vars, *args, **kwargs):
+        pairs = list(grads_and_vars)
+        decays = [v1.assign_sub(each, self._weight_decay * each) for grad, each in pairs if grad is not None]
+        with tf.control_dependencies(decays):
+            return super().apply_gradients(pairs, *args, **kwargs)
+
+
+class DataSet:
+    """Images [n, 784] from 0 to 1 and labels, which are taken in batches."""
+
+    def __init__(self, images, labels):
+        self.images, self.labels, self.num_examples = images, labels, len(images)
+        self._order = []
+
+    def next_batch(self, batch_size, shuffle=True):
+        """Returns the next images and labels, over the ends of epochs."""
+        while len(self._order) < batch_size:
+            positions = np.arange(self.num_examples)
+            self._order = [*self._order, *(np.random.permutation(positions) if shuffle else positions)]
+        taken, self._order = self._order[:batch_size], self._order[batch_size:]
+        return self.images[taken], self.labels[taken]
+
+
+def read_data_sets(
+    train_dir, fake_data=False, one_hot=False, dtype=np.float32, reshape=True, validation_size=5000, seed=None,
+    source_url=SOURCE_URL,
+):  # fmt: skip
+    """Reads MNIST's four files in a folder, and loads those that are not there; the first images are for validation."""
+
+    def read(name):
+        return idx.read(tf_keras.utils.get_file(os.path.abspath(f"{train_dir}/{name}.gz"), f"{source_url}{name}.gz"))
+
+    def read_both(prefix):
+        images, labels = read(f"{prefix}-images-idx3-ubyte"), read(f"{prefix}-labels-idx1-ubyte")
+        images = images.reshape(len(images), -1) if reshape else images[..., np.newaxis]
+        return images.astype(np.float32) / 255, np.eye(10)[labels] if one_hot else labels
+
+    images, labels = read_both("train")
+    return types.SimpleNamespace(
+        train=DataSet(images[validation_size:], labels[validation_size:]),
+        validation=DataSet(images[:validation_size], labels[:validation_size]),
+        test=DataSet(*read_both("t10k")),
+    )
