@@ -153,7 +153,7 @@ class Config(DeviceOptions):
     worker_hosts: str | None = option(
         None,
         "host:port of each worker process, the chief first, e.g. a:2222,b:2222 (from TF_CONFIG or Slurm; else "
-        "this process alone). Whoever reaches these ports can act as you: docs/scaling.md",
+        "this process alone). Whoever reaches these ports can act as you",
         MACHINES,
     )
     task_index: int | None = option(

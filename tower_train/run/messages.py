@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
+from tower_train import errors
 from tower_train.cluster.task import Task
 from tower_train.console import ProgressBar
 from tower_train.graph.record import RandomNumbers
@@ -136,7 +137,7 @@ def input_advice(input_share: float, run_json: dict) -> str:
         shows = f"`{command}` shows where a step's time goes; "
     return (
         f"*** input {100 * input_share:.0f} %: steps spend this share of their time waiting for examples. {shows}"
-        f"docs/training.md#slow-input {'what helps' if shows else 'says what helps'}."
+        f"{errors.page('training.md#slow-input')} {'what helps' if shows else 'says what helps'}."
     )
 
 
