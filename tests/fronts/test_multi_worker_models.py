@@ -38,9 +38,9 @@ def named(reports, name):
     return [next(report for report in own if report.get("name") == name) for own in reports]
 
 
-def test_workers_equal_one_process_and_each_other_to_the_bit(reports):
-    """Sparse gradients, added losses, weighted examples, batch normalisation, dropout and a start from a backup as the
-    towers of one process; 24 steps, every sixth with a batch of one."""
+def test_workers_equal_keras_and_each_other_to_the_bit(reports):
+    """Sparse gradients, added losses, weighted examples, batch normalisation, dropout and a start from a backup as
+    Keras on one device; 24 steps, every sixth with a batch of one."""
     chief, other = named(reports, "trained")
     assert chief["weights differ by"] < ROUNDING and chief["history differs by"] < ROUNDING
     assert (other["weights"], other["history"]) == (chief["weights"], chief["history"])

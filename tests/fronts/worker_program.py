@@ -20,7 +20,6 @@ from keras_step_examples import EXAMPLES as OF_KERAS
 
 import tower_train
 from tower_train import errors
-from tower_train.fronts.keras_towers.model import TowerModel
 
 layers, callbacks = keras.layers, keras.callbacks
 CROSS_ENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True, dtype="float64")
@@ -55,22 +54,26 @@ def examples_of(features=X, classes=Y):
 UNSEEDED = tf.data.Dataset.from_tensor_slices((examples_of()["x"], (Y, X[:, :1]))).shuffle(EXAMPLES).batch(BATCH)
 
 
+def in_towers(model):
+    """Returns a model's towers, one in each worker; those of `on_batch` are compared with one device."""
+    return tower_train.multi_gpu_model(model, gpus=1, check_towers="never")
+
+
 def shared_model():
     """Returns a model that all workers train; their initial weights and random states differ."""
     keras.utils.set_random_seed(tower_train.cluster.current().rank)
     template, compiled = build()
-    parallel = tower_train.multi_gpu_model(template, gpus=1)
+    parallel = in_towers(template)
     parallel.compile(**compiled)
     return parallel
 
 
 def differences(parallel, found, **data):
-    """Returns by how much weights and the end of a history differ from as many towers of one process."""
+    """Returns by how much weights and the end of a history differ from those of Keras on one device."""
     keras.utils.set_random_seed(0)
     alone, compiled = build()
-    trained = TowerModel(alone, ("/cpu:0",) * tower_train.cluster.current().size, "/cpu:0")
-    trained.compile(**compiled)
-    expected = trained.fit(**data, verbose=0).history
+    alone.compile(**compiled)
+    expected = alone.fit(**data, verbose=0).history
     assert {*found} == {*expected}
     pairs = zip(parallel.template.get_weights(), alone.get_weights(), strict=True)
     histories = [(values, expected[name][-len(values) :]) for name, values in found.items()]
@@ -136,7 +139,7 @@ def examples(names):
             wrapped.fit(**example.data(), verbose=0)  # shuffled, as Keras does
             return model.get_weights()
 
-        weights = trained(lambda model: tower_train.multi_gpu_model(model, gpus=1))
+        weights = trained(in_towers)
         about = {"weights": _checksum(weights)}
         if tower_train.cluster.current().is_chief:
             expected = trained(lambda model: model)

@@ -141,7 +141,8 @@ class ModelTowers:
                 return assign(variable, value)
             return mine.append((variable.value, tf.cast(value, variable.value.dtype)))
 
-        batch = tf.nest.flatten(self._batches[tower.place], expand_composites=True)
+        # One tower's may be no data set's, and a dict with keys that cannot be sorted.
+        batch = tf.nest.flatten(self._batches[tower.place], expand_composites=True) if tower.count > 1 else []
         inputs, scope = [each for each in batch if tf.is_tensor(each)], v1.get_variable_scope()
         shared = functools.partial(self._get, tower)
         with (

@@ -169,6 +169,9 @@ class _Last(v1.train.SessionRunHook):
             run_context.session.run(self._ask_to_stop)
 
 
+_train_and_evaluate = library.training.train_and_evaluate  # programs may put ours in its place
+
+
 class _Executor(library.training._TrainingExecutor):
     """Trains and evaluates as this process's task, without the library's servers and delays."""
 
@@ -195,4 +198,4 @@ def train_and_evaluate(estimator, train_spec, eval_spec) -> tuple:
         compat.replaced(library.training, "_TrainingExecutor", _Executor),
         compat.replaced(library.training, "_MAX_DELAY_SECS", 0),
     ):
-        return library.training.train_and_evaluate(estimator, train_spec, eval_spec)
+        return _train_and_evaluate(estimator, train_spec, eval_spec)
