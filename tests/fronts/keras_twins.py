@@ -32,10 +32,11 @@ def twins(build):
     return one, build()
 
 
-def fit_both(build, gpus, compile_args, *fit_args, **fit_kwargs):
-    """Trains one twin by Keras' own fit and the other in towers: (model, History), (template, History)."""
+def fit_both(build, gpus, compile_args, *fit_args, check_towers="never", **fit_kwargs):
+    """Trains one twin by Keras' own fit and the other in towers: (model, History), (template, History). That shows more
+    than the first step's comparison, which takes as long."""
     (one, template), runs_of = twins(build), []
-    parallel = tower_train.multi_gpu_model(template, gpus=gpus)
+    parallel = tower_train.multi_gpu_model(template, gpus=gpus, check_towers=check_towers)
     for trained, owner in ((one, one), (parallel, template)):
         keras.utils.set_random_seed(2)
         trained.compile(**(compile_args() if callable(compile_args) else compile_args))

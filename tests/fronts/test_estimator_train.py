@@ -6,7 +6,7 @@ import jobs
 import numpy as np
 import pytest
 import tensorflow as tf
-from regression import BATCH, X, Y, expected_weights, input_fn, make, weights_of
+from regression import BATCH, X, Y, expected_weights, input_fn, make, model_fn, weights_of
 
 from tower_train import errors
 from tower_train import estimator as tf_estimator
@@ -51,6 +51,14 @@ def test_hooks_find_the_first_towers_tensors_by_the_models_own_names_and_end_the
     shown = jobs.events(tmp_path)
     assert shown.Tags()["scalars"] == ["loss"]
     assert shown.Scalars("loss")[0].value == pytest.approx(np.mean(Y[: 2 * BATCH] ** 2))  # the mean over towers
+
+
+def test_one_tower_takes_a_dict_of_tensors_with_keys_of_several_types_as_the_library_does(tmp_path):
+    def with_number(features, labels, mode, params):
+        return model_fn({"x": features[0]}, features["y"], mode, params)
+
+    estimator = make(tmp_path, 1, with_number).train(lambda: {0: tf.constant(X[:4]), "y": tf.constant(Y[:4])}, steps=1)
+    np.testing.assert_allclose(weights_of(estimator), expected_weights(1), atol=1e-9)
 
 
 def test_what_is_not_finite_stops_the_run_before_it_changes_the_weights(tmp_path):
