@@ -24,7 +24,7 @@ _LEAST_CHANNELS = 64  # with 3 or 24 the transforms of the outputs cost 1.5 to 4
 class Algorithm(NamedTuple):
     """A way to compute a convolution on a CPU: by products of spectra or directly, and whether in float32.
 
-    `joins`: images are put side by side for the gradient of the weights, see `_of_joined`.
+    `joins`: images are put side by side for the gradient of the weights, see `_joined_convolution`.
     """
 
     by_spectra: bool
@@ -125,7 +125,7 @@ def _direct(
     return tf.transpose(outputs, [1, 2, 0, 3]) if pixels_first else outputs
 
 
-def _of_joined(counts: Mapping[int, int]) -> Callable:
+def _joined_convolution(counts: Mapping[int, int]) -> Callable:
     """Returns a convolution whose gradient of the weights is that of images side by side: half to a tenth of the time.
     Between them are the zeros that surround an image anyway. counts: {width of the maps: how many images}."""
 
@@ -139,19 +139,19 @@ def _of_joined(counts: Mapping[int, int]) -> Callable:
         def gradient(upstream):
             same = dict(strides=[1, 1, 1, 1], padding="SAME")
 
-            def of_weights(count):
+            def weights_grad(count):
                 return tf.raw_ops.Conv2DBackpropFilter(
                     input=joined(maps, count), filter_sizes=weights.shape, out_backprop=joined(upstream, count), **same
                 )
 
-            of_maps = tf.raw_ops.Conv2DBackpropInput(
+            maps_grad = tf.raw_ops.Conv2DBackpropInput(
                 input_sizes=tf.shape(maps), filter=weights, out_backprop=upstream, **same
             )
             if len(counts) == 1:
-                return of_maps, of_weights(*counts.values())
+                return maps_grad, weights_grad(*counts.values())
             which = tf.argmax(tf.equal(tf.shape(maps)[2], list(counts)), output_type=tf.int32)
-            choices = [functools.partial(of_weights, count) for count in counts.values()]
-            return of_maps, tf.ensure_shape(tf.switch_case(which, choices), weights.shape)
+            choices = [functools.partial(weights_grad, count) for count in counts.values()]
+            return maps_grad, tf.ensure_shape(tf.switch_case(which, choices), weights.shape)
 
         return _library_convolution(maps, weights), gradient
 
@@ -167,25 +167,25 @@ def _joining(maps: tf.Tensor, weights: tf.Tensor, sizes: Sequence[int] = ()) -> 
         return max((number for number in range(2, most + 1) if batch % number == 0), default=1)
 
     counts = {width: count(width) for width in ([static_width] if static_width else sizes)}
-    return (_of_joined(counts) if max(counts.values()) > 1 else _library_convolution)(maps, weights)
+    return (_joined_convolution(counts) if max(counts.values()) > 1 else _library_convolution)(maps, weights)
 
 
 def _by_spectra(inputs: tf.Tensor, weights: tf.Tensor, pixels_first: bool, sizes: Sequence[int]) -> tf.Tensor:
     maps = inputs if pixels_first else tf.transpose(inputs, [1, 2, 0, 3])
     taps = tuple(weights.shape[:2])
 
-    def of_size(height: int, width: int) -> tuple[Axes, Axes, Axes]:
+    def axes_for(height: int, width: int) -> tuple[Axes, Axes, Axes]:
         constant = functools.partial(tf.constant, dtype=maps.dtype)
         return tf.nest.map_structure(constant, transforms((height, width), taps))
 
     if maps.shape[:2].is_fully_defined():
-        axes = of_size(*maps.shape[:2])
+        axes = axes_for(*maps.shape[:2])
     else:
         which = tf.argmax(tf.equal(tf.shape(maps)[0], sizes), output_type=tf.int32)
-        axes = tf.switch_case(which, [functools.partial(of_size, size, size) for size in sizes])
-    of_maps, of_kernels, to_outputs = axes
-    factors = zip(_spectrum(maps, of_maps), _spectrum(weights, of_kernels), strict=True)
-    products = [tf.matmul(of_x, of_g) for of_x, of_g in factors]
+        axes = tf.switch_case(which, [functools.partial(axes_for, size, size) for size in sizes])
+    maps_axes, kernel_axes, to_outputs = axes
+    factors = zip(_spectrum(maps, maps_axes), _spectrum(weights, kernel_axes), strict=True)
+    products = [tf.matmul(x, g) for x, g in factors]
     outputs = _image(products, to_outputs)
     return outputs if pixels_first else tf.transpose(outputs, [2, 0, 1, 3])
 
@@ -215,20 +215,20 @@ def transforms(sizes: tuple[int, int], taps: tuple[int, int]) -> tuple[Axes, Axe
     """
     first, second = (_Fourier(size, count) for size, count in zip(sizes, taps, strict=True))
     return (
-        Axes(_real_spectrum(first.of_x), *_along_second(second.of_x, lambda a, b: (a + b, a, b))),
-        Axes(_real_spectrum(first.of_g), *_along_second(second.of_g, lambda c, d: (c, d - c, c + d))),
+        Axes(_real_spectrum(first.from_x), *_along_second(second.from_x, lambda a, b: (a + b, a, b))),
+        Axes(_real_spectrum(first.from_g), *_along_second(second.from_g, lambda c, d: (c, d - c, c + d))),
         Axes(_from_real_spectrum(first.to_y), *_back_along_second(second.to_y)),
     )
 
 
 class _Fourier:
-    """The discrete Fourier transforms of one axis: y = to_y @ ((of_x @ x) * (of_g @ g)), all of them complex."""
+    """The discrete Fourier transforms of one axis: y = to_y @ ((from_x @ x) * (from_g @ g)), all of them complex."""
 
     def __init__(self, size: int, taps: int):
         length = max(4, 2 * -(-(size + taps // 2) // 2))  # even, so that the highest frequency is real
         frequencies = 2 * np.pi / length * np.arange(length)
-        self.of_x = np.exp(-1j * np.outer(frequencies, np.arange(size)))
-        self.of_g = np.exp(1j * np.outer(frequencies, np.arange(taps) - taps // 2))
+        self.from_x = np.exp(-1j * np.outer(frequencies, np.arange(size)))
+        self.from_g = np.exp(1j * np.outer(frequencies, np.arange(taps) - taps // 2))
         self.to_y = np.exp(1j * np.outer(np.arange(size), frequencies)) / length
 
 
@@ -264,14 +264,14 @@ def _along_second(transform: np.ndarray, factors: Callable) -> tuple[np.ndarray,
 def _back_along_second(inverse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns Axes.ends and Axes.inner of the inverse, from those three products."""
 
-    def of_products(of_real, of_imaginary):
-        return of_real + of_imaginary, of_imaginary, -of_real
+    def as_products(real_part, imaginary_part):
+        return real_part + imaginary_part, imaginary_part, -real_part
 
     ends, inner = _ends_and_inner(inverse.T)
     real, imaginary = np.vstack([inverse.real, inverse.imag]), np.vstack([-inverse.imag, inverse.real])
     return (
-        np.concatenate([ends, *of_products(2 * inner.real, -2 * inner.imag)]).T,
-        np.hstack(of_products(real, imaginary)),
+        np.concatenate([ends, *as_products(2 * inner.real, -2 * inner.imag)]).T,
+        np.hstack(as_products(real, imaginary)),
     )
 
 
@@ -287,9 +287,9 @@ def _spectrum(values: tf.Tensor, axes: Axes) -> tuple[tf.Tensor, tf.Tensor]:
 
 def _image(products: list[tf.Tensor], axes: Axes) -> tf.Tensor:
     """Transforms the products, [2 * points, batch, filters] and so on, to [height, width, batch, filters]."""
-    (height, length), (width, of_ends), of_inner = _shape(axes.first), _shape(axes.ends), _shape(axes.inner)[1]
-    ends = tf.matmul(axes.ends, tf.reshape(products[0], [2, of_ends, -1]))
-    inner = tf.matmul(axes.inner, tf.reshape(products[1], [length // 2 - 1, of_inner, -1]))
+    (height, length), (width, num_ends), num_inner = _shape(axes.first), _shape(axes.ends), _shape(axes.inner)[1]
+    ends = tf.matmul(axes.ends, tf.reshape(products[0], [2, num_ends, -1]))
+    inner = tf.matmul(axes.inner, tf.reshape(products[1], [length // 2 - 1, num_inner, -1]))
     rows = tf.concat([tf.reshape(ends, [2, -1]), tf.reshape(inner, [length - 2, -1])], axis=0)
     return tf.reshape(tf.matmul(axes.first, rows), [height, width, -1, products[0].shape[-1]])
 

@@ -29,7 +29,7 @@ def augment(images: tf.Tensor, draws: workload.Draws, most: int = MOST) -> tf.Te
     """
     images = tf.cast(images, tf.float32)
     places = tf.cast(tf.floor((2 * most + 1) * draws.uniform("shift", 2)), tf.int64) - most
-    first_flip = tf.cast(draws.of_example("flip", 1) < 0.5, tf.int64)
+    first_flip = tf.cast(draws.per_example("flip", 1) < 0.5, tf.int64)
     is_flipped = (first_flip + draws.epochs[:, tf.newaxis]) % 2 > 0
     forwards = tf.range(SIZE, dtype=tf.int64)
     rows = _reflected(forwards + places[:, :1])

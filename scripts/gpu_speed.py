@@ -75,7 +75,7 @@ def equal(options) -> dict:
     return gaps
 
 
-def losses_of(**case) -> list[float]:
+def case_losses(**case) -> list[float]:
     """Trains in this process; two towers share the only GPU if there is one."""
     import tensorflow as tf
 
@@ -87,7 +87,7 @@ def losses_of(**case) -> list[float]:
 
 
 def in_process(kind: str, **case):
-    """Runs `losses_of` in another process, as TensorFlow divides a GPU once."""
+    """Runs `case_losses` in another process, as TensorFlow divides a GPU once."""
     words = [sys.executable, __file__, f"--{kind}={json.dumps(case)}"]
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:
@@ -174,7 +174,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--losses", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.losses:
-        print(json.dumps(losses_of(**options.losses)))
+        print(json.dumps(case_losses(**options.losses)))
         return 0
     options.out = options.out.absolute()
     if options.only:

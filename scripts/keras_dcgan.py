@@ -91,9 +91,10 @@ class DCGAN(keras.Model):
     def train_step(self, images):
         count = ops.shape(images)[0]
         with tf.GradientTape() as tape:
-            of_real = self.discriminator(images, training=True)
-            of_fake = self.discriminator(self.fakes(count), training=True)
-            d_loss = ops.mean(ops.softplus(-of_real)) + ops.mean(ops.softplus(of_fake))  # -log of its probabilities
+            real_scores = self.discriminator(images, training=True)
+            fake_scores = self.discriminator(self.fakes(count), training=True)
+            losses = ops.softplus(-real_scores), ops.softplus(fake_scores)  # -log of its probabilities
+            d_loss = ops.mean(losses[0]) + ops.mean(losses[1])
         weights = self.discriminator.trainable_weights
         self.d_optimizer.apply_gradients(zip(tape.gradient(d_loss, weights), weights, strict=True))
 

@@ -77,6 +77,6 @@ def test_labels_that_are_no_classes_are_one_line(function, labels):
 def test_a_metric_says_which_way_is_better():
     mine = Workload("mine", None, None, mode={"off by": "min", "precision @ 1": "min"})
     names = "off by", "squared error", "precision @ 1", "precision @ 5", "x"
-    assert [*map(mine.mode_of, names)] == ["min", "min", "min", "max", None]
+    assert [*map(mine.metric_mode, names)] == ["min", "min", "min", "max", None]
     with pytest.raises(ConfigError, match="mode={'off by': 'least'}; it must be 'min' or 'max'"):
         Workload("mine", None, None, mode={"off by": "least"})

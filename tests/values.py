@@ -24,13 +24,13 @@ def fetched(examples, indices):
 class GivenDraws:
     """Implements workload.Draws by given numbers [batch, count]: for any name, or {name: numbers} of `uniform`."""
 
-    def __init__(self, uniform, of_example=None, epochs=None):
-        self._uniform, self._of_example = uniform, of_example
+    def __init__(self, uniform, per_example=None, epochs=None):
+        self._uniform, self._per_example = uniform, per_example
         self.epochs = None if epochs is None else tf.constant(epochs, tf.int64)
 
     def uniform(self, name, count):
         given = self._uniform[name] if isinstance(self._uniform, dict) else self._uniform
         return tf.convert_to_tensor(given, tf.float32)[:, :count]
 
-    def of_example(self, name, count):
-        return tf.convert_to_tensor(self._of_example, tf.float32)[:, :count]
+    def per_example(self, name, count):
+        return tf.convert_to_tensor(self._per_example, tf.float32)[:, :count]

@@ -33,7 +33,7 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict]:
     Raises:
       ConfigError: as command_line.parse; or no such workload or recipe, or a workload with an option of the trainer.
     """
-    trainers = command_line.fields_of(Config, RecipeOptions)
+    trainers = command_line.option_fields(Config, RecipeOptions)
     first = command_line.parse_values(argv, trainers, known_only=True)
     if not first.keys() & {"workload", "recipe"}:
         command_line.answer_help(argv, trainers, USAGE, MOST_USED)
@@ -43,7 +43,7 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict]:
     from tower_train import workload as workloads
 
     workload = workloads.load(path, first.get("train_dir"))
-    fields = command_line.fields_of(type(workload.options)) if workload.options else {}
+    fields = command_line.option_fields(type(workload.options)) if workload.options else {}
     if taken := sorted(set(fields) & set(trainers)):
         raise errors.ConfigError(
             f"--workload={path} has an option --{taken[0]}, as the trainer has. Give it another name."
@@ -70,7 +70,7 @@ def _recipes(workload) -> str:
 
 def main(argv: Sequence[str]) -> int:
     config, workload_options = parse(argv)
-    seeds = command_line.parse_values(argv, command_line.fields_of(RecipeOptions), known_only=True).get("seeds")
+    seeds = command_line.parse_values(argv, command_line.option_fields(RecipeOptions), known_only=True).get("seeds")
     from tower_train.run import train
     from tower_train.run.hooks import UserHooks
 

@@ -70,7 +70,7 @@ class Examples:
     elements: Callable[[], tf.data.Dataset] | None = None
     # (worker, number of workers) -> the endless dataset of one of several workers; None if all of them go through
     # `elements`
-    of_worker: Callable[[int, int], tf.data.Dataset] | None = None
+    open_for_worker: Callable[[int, int], tf.data.Dataset] | None = None
     # finds what is wrong with the examples fetched last, after a failure: one line for a message, or None
     fault: Callable[[], str | None] = lambda: None
     # integers [num_examples], the classes of all examples, or 0 and 1 [num_examples, classes] of several at once, if
@@ -178,7 +178,7 @@ class Examples:
                 self,
                 num_examples=count,
                 elements=lambda: self.opened_elements().take(count),
-                of_worker=None,
+                open_for_worker=None,
                 labels=None,
             )
         return self.subset(np.sort(np.random.default_rng(0).choice(self.num_examples, count, replace=False)))
@@ -234,7 +234,7 @@ class Examples:
         features, labels = as_arrays(features, f"{name}: features"), as_arrays(labels, f"{name}: labels")
         class_names = [each.decode() if isinstance(each, bytes) else str(each) for each in class_names]
         if isinstance(labels, np.ndarray) and labels.dtype.kind == "S" and labels.ndim == 1 and len(labels):
-            labels, class_names = _of_names(name, labels, class_names)
+            labels, class_names = _as_numbers(name, labels, class_names)
         batch = (features, labels if weights is None else Weighted(labels, np.asarray(weights)))
         lengths = {array.shape[:1] for array in tf.nest.flatten(batch)}
         if len(lengths) != 1 or lengths & {(), (0,)}:
@@ -295,7 +295,7 @@ def check_classes(name: str, labels: np.ndarray, class_names: Sequence[str]) -> 
         )
 
 
-def _of_names(name: str, labels: np.ndarray, class_names: list[str]) -> tuple[Any, list[str]]:
+def _as_numbers(name: str, labels: np.ndarray, class_names: list[str]) -> tuple[Any, list[str]]:
     """Returns classes, int64 [n], of their names, and all names; DataError for other names than class_names."""
     unique, classes = np.unique(labels, return_inverse=True)
     there = [each.decode(errors="replace") for each in unique]
@@ -305,8 +305,8 @@ def _of_names(name: str, labels: np.ndarray, class_names: list[str]) -> tuple[An
                 f"{name}: there is a label {min(unknown)!r}, which is none of the class_names "
                 f"({enumeration(class_names, 5)}). Mend the labels or the names."
             )
-        number_of = {class_name: number for number, class_name in enumerate(class_names)}
-        return np.array([number_of[each] for each in there])[classes], class_names
+        numbers_by_name = {class_name: number for number, class_name in enumerate(class_names)}
+        return np.array([numbers_by_name[each] for each in there])[classes], class_names
     try:
         numbers = np.array(there, float)
     except ValueError:

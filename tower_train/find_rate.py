@@ -59,10 +59,10 @@ def range_test(workload, config: Config, steps: int = _STEPS) -> tuple[list[floa
     from tower_train.run import messages
     from tower_train.run.plan import plan_trial
 
-    of_test: dict[str, Any] = dict(
+    range_test: dict[str, Any] = dict(
         max_steps=steps, epochs=None, summary_every_steps=0, stall_timeout_secs=0, keep_hardest=None
     )
-    config = dataclasses.replace(config, **of_test)
+    config = dataclasses.replace(config, **range_test)
     plan, notes = plan_trial(workload, config)
     built, examples = build_step(plan), plan.examples
     rates: list[float] = []
@@ -117,7 +117,7 @@ def draw(rates: np.ndarray, losses: np.ndarray, rate: float, label: str) -> str:
 
 
 def main(argv) -> int:
-    command_line.answer_help(argv, command_line.fields_of(Config, RecipeOptions), USAGE, MOST_USED)
+    command_line.answer_help(argv, command_line.option_fields(Config, RecipeOptions), USAGE, MOST_USED)
     if not importlib.util.find_spec("matplotlib"):
         raise errors.ConfigError("The curve needs matplotlib: pip install matplotlib.")
     config, workload_options = __main__.parse(argv)

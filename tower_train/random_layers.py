@@ -63,18 +63,18 @@ def random_uniform(
     Raises:
       GraphError: as `dropout`.
     """
-    return minval + (maxval - minval) * _of_examples("random_uniform", name, shape, dtype, rows_per_example)
+    return minval + (maxval - minval) * _draw("random_uniform", name, shape, dtype, rows_per_example)
 
 
 def random_normal(
     shape, mean=0.0, stddev=1.0, dtype: tf.DType = tf.float32, rows_per_example: int = 1, name: str = "random_normal"
 ) -> tf.Tensor:
     """Draws normally distributed numbers with this mean and standard deviation; otherwise as `random_uniform`."""
-    return mean + stddev * _of_examples("random_normal", name, shape, dtype, rows_per_example, normal=True)
+    return mean + stddev * _draw("random_normal", name, shape, dtype, rows_per_example, normal=True)
 
 
-def _of_examples(function: str, name: str, *args, **kwargs) -> tf.Tensor:
-    numbers = _draws(function).of_layer(_layer(name), *args, **kwargs)
+def _draw(function: str, name: str, *args, **kwargs) -> tf.Tensor:
+    numbers = _draws(function).for_layer(_layer(name), *args, **kwargs)
     context.current().batch_axes[numbers.name] = 0  # so that what is made of them is normalised over all towers too
     return numbers
 

@@ -35,7 +35,7 @@ def main(argv) -> int:
     from tower_train.run_dir import disk
 
     run_options = RunOptions(train_dir=train_dirs[0], workload=options.workload, data_dir=options.data_dir)
-    run_dir = saved_run.directory_of(run_options)
+    run_dir = saved_run.run_directory(run_options)
     path = pathlib.Path(options.out or run_dir.path / "report.html")
     files.check_replaceable(path, html_report.MARK)
     try:

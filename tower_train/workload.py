@@ -39,7 +39,7 @@ class Draws(Protocol):
     def uniform(self, name: str, count: int) -> tf.Tensor:
         """Returns float32 [batch, count], uniform in [0, 1). Another name gives independent numbers."""
 
-    def of_example(self, name: str, count: int) -> tf.Tensor:
+    def per_example(self, name: str, count: int) -> tf.Tensor:
         """Returns numbers as `uniform`, but a function of (seed, name, the example's index): the same in every epoch.
         Raises GraphError for examples in their own order, without indices."""
 
@@ -121,7 +121,7 @@ class Workload:
                     + (f"Did you mean {near[0]!r}?" if near else "python -m tower_train --help lists them.")
                 )
 
-    def mode_of(self, metric: str) -> str | None:
+    def metric_mode(self, metric: str) -> str | None:
         """Returns 'min' or 'max', the best values of a metric; None if unknown."""
         return self.mode.get(metric, MODES.get(metric))
 
@@ -193,13 +193,13 @@ class Workload:
         return config.Config(**(without_useless(config.Config, self.recipe, options) | options))
 
 
-def load(path: str, train_dir: str | None = None, of_run: Mapping[str, Any] | None = None) -> Workload:
+def load(path: str, train_dir: str | None = None, run_json: Mapping[str, Any] | None = None) -> Workload:
     """Finds a workload by import path: 'package.module' (its WORKLOAD) or 'package.module:NAME'.
 
     Args:
       path: the import path.
       train_dir: the run's directory, if there is one yet.
-      of_run: its run.json, if that and not the user names the path.
+      run_json: its run.json, if that and not the user names the path.
 
     Raises:
       ConfigError: no such module, or no Workload by that name in it.
@@ -211,11 +211,11 @@ def load(path: str, train_dir: str | None = None, of_run: Mapping[str, Any] | No
     if module_name == OURS:
         take_ours(attribute or "WORKLOAD")
     try:
-        files = _files_of(module_name)
+        files = _module_files(module_name)
         if train_dir:
             _refuse_if_in_run(path, files, train_dir)
-        if of_run is not None:
-            _refuse_if_foreign(path, files[-1] if files else "no file", train_dir, of_run)
+        if run_json is not None:
+            _refuse_if_foreign(path, files[-1] if files else "no file", train_dir, run_json)
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name != module_name and not module_name.startswith(f"{error.name}."):
@@ -262,16 +262,16 @@ def _parse_flags() -> None:
             raise errors.ConfigError(f"a flag of the workload's own: {error}. Correct the command line.") from None
 
 
-def file_of(path: str | None) -> str | None:
+def source_file(path: str | None) -> str | None:
     """Returns the file that holds the workload of an import path; None if there is none."""
     try:
-        files = _files_of(path.partition(":")[0]) if path else []
+        files = _module_files(path.partition(":")[0]) if path else []
     except ModuleNotFoundError:
         return None
     return os.path.realpath(files[-1]) if files else None
 
 
-def _files_of(module_name: str) -> list[str]:
+def _module_files(module_name: str) -> list[str]:
     """Returns the files that an import of a module executes, its packages' first, and executes none; raises
     ModuleNotFoundError."""
     files, places, name = [], None, ""

@@ -104,7 +104,7 @@ class _Draws:
         del name
         return tf.random.uniform([self._batch, count])
 
-    of_example = uniform
+    per_example = uniform
 
 
 def _with_cpus(places: Sequence[str]) -> list[str]:

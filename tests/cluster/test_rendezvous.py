@@ -82,18 +82,18 @@ def test_who_is_told_to_end_leaves_the_others_of_an_elastic_cluster_and_ends_all
         ((2, 4), {1: RESIZED, 2: "a session hook"}, "a session hook"),
     ):  # fmt: skip
         rendezvous = Chief(sizes=sizes).rendezvous
-        assert rendezvous.reason_of_all(None, reasons) == expected
+        assert rendezvous.agreed_reason(None, reasons) == expected
         assert rendezvous.leaving == ({1} if expected == RESIZED else set())
-        assert rendezvous.reason_of_all("last step", reasons) == "last step"
+        assert rendezvous.agreed_reason("last step", reasons) == "last step"
 
 
 def test_what_is_remembered_is_read_as_it_was_written(monkeypatch):
     written = Memory((0, 3), 1, (2,))
     [(name, value)] = written.environment().items()
-    assert Memory.of_environment() == Memory()
+    assert Memory.from_environment() == Memory()
     monkeypatch.setenv(name, value)
-    assert Memory.of_environment() == written
+    assert Memory.from_environment() == written
     for wrong in ("x", "[]", "null", "[" * 9999, '{"group": 5}', '{"idle_starts": "x"}', '{"lost": null}'):
         monkeypatch.setenv(name, wrong)
         with pytest.raises(errors.ConfigError, match="TOWER_TRAIN_ELASTIC=.* Unset it"):
-            Memory.of_environment()
+            Memory.from_environment()

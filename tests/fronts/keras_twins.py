@@ -35,13 +35,13 @@ def twins(build):
 def fit_both(build, gpus, compile_args, *fit_args, check_towers="never", **fit_kwargs):
     """Trains one twin by Keras' own fit and the other in towers: (model, History), (template, History). That shows more
     than the first step's comparison, which takes as long."""
-    (one, template), runs_of = twins(build), []
+    (one, template), seed_runs = twins(build), []
     parallel = tower_train.multi_gpu_model(template, gpus=gpus, check_towers=check_towers)
     for trained, owner in ((one, one), (parallel, template)):
         keras.utils.set_random_seed(2)
         trained.compile(**(compile_args() if callable(compile_args) else compile_args))
-        runs_of.append((owner, trained.fit(*fit_args, **({"verbose": 0, "shuffle": False} | fit_kwargs))))
-    return runs_of
+        seed_runs.append((owner, trained.fit(*fit_args, **({"verbose": 0, "shuffle": False} | fit_kwargs))))
+    return seed_runs
 
 
 def assert_same(trained, atol):

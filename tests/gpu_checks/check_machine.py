@@ -28,7 +28,7 @@ def test_tensorflow_sees_the_gpus_of_a_machine_with_a_driver():
 def test_a_gpu_multiplies_and_convolves_as_the_cpu_does(number):
     trials.need(1)
     devices.let_memory_grow(trials.gpus())
-    about = devices.gpu_of(trials.gpus()[number])
+    about = devices.as_gpu(trials.gpus()[number])
     print("measured:", about, *(devices.notes_on_new_models([about]) or ["TensorFlow has binaries for it"]))
     a, b = np.random.default_rng(0).normal(size=[2, 256, 256]).astype(np.float32)
     images, filters = a.reshape([4, 32, 32, 16]), b[:144].reshape([3, 3, 16, 256])

@@ -34,7 +34,7 @@ CASES = {
 }  # fmt: skip
 
 
-def workload_of(network):
+def find_workload(network):
     return dataclasses.replace(toy_workload.WORKLOAD, inference=network)
 
 
@@ -51,19 +51,20 @@ def clusters(built, session):
 @pytest.mark.parametrize(("network", "options"), CASES.values(), ids=CASES)
 def test_compiled_towers_train_what_others_train(network, options):
     options = dict(dtype="float64", ema=0.9, learning_rate=0.05, batch_size=6, max_steps=4) | options
+    workload = find_workload(network)
     plain, compiled = (
-        trainings.train(workload_of(network), EXAMPLES, 4, **options, jit_compile=each) for each in ("never", "always")
+        trainings.train(workload, EXAMPLES, 4, **options, jit_compile=each) for each in ("never", "always")
     )
     trainings.assert_same(compiled, plain)
 
 
 def test_a_run_goes_on_compiled_where_it_was_not():
     options = dict(dtype="float64", optimizer="momentum", batch_size=6, num_gpus=2, max_steps=4)
-    expected = trainings.train(workload_of(dropped), EXAMPLES, 4, **options)
-    with trainings.opened(workload_of(dropped), EXAMPLES, **options) as (built, session):
+    expected = trainings.train(find_workload(dropped), EXAMPLES, 4, **options)
+    with trainings.opened(find_workload(dropped), EXAMPLES, **options) as (built, session):
         losses = [float(session.run(built.report).loss) for _ in range(2)]
         values = trainings.snapshot(built, session)
-    with trainings.opened(workload_of(dropped), EXAMPLES, **options, jit_compile="always") as (built, session):
+    with trainings.opened(find_workload(dropped), EXAMPLES, **options, jit_compile="always") as (built, session):
         trainings.resume(built, session, values)
         losses += [float(session.run(built.report).loss) for _ in range(2)]
         trainings.assert_same((losses, trainings.snapshot(built, session)), expected)
@@ -72,13 +73,13 @@ def test_a_run_goes_on_compiled_where_it_was_not():
 @pytest.mark.parametrize("jit_compile", ["never", "always"])
 def test_each_towers_passes_are_compiled_if_wanted(jit_compile):
     options = dict(num_gpus=2, variable_update="mirrored", batch_size=6, jit_compile=jit_compile)
-    with trainings.opened(workload_of(dropped), EXAMPLES, **options) as (built, session):
+    with trainings.opened(find_workload(dropped), EXAMPLES, **options) as (built, session):
         found = clusters(built, session)
     assert (found["0"] > 0 and found["1"] > 0) if jit_compile == "always" else not found
 
 
 def test_what_draws_random_numbers_stays_outside_of_clusters():
-    with trainings.opened(workload_of(dropped), EXAMPLES, jit_compile="always") as (built, _):
+    with trainings.opened(find_workload(dropped), EXAMPLES, jit_compile="always") as (built, _):
         drawing = [op for op in built.graph.get_operations() if "StatelessRandom" in op.type]
         assert drawing and not any(op.node_def.attr["_XlaCompile"].b for op in drawing)
 
@@ -98,7 +99,7 @@ def test_a_step_that_is_not_finite_changes_nothing_where_it_is_compiled():
     def network(features, training):
         return toy_workload.network(features, training) * np.inf
 
-    with trainings.opened(workload_of(network), EXAMPLES, jit_compile="always", batch_size=6) as (built, session):
+    with trainings.opened(find_workload(network), EXAMPLES, jit_compile="always", batch_size=6) as (built, session):
         before = trainings.snapshot(built, session)
         report = session.run(built.report)
         after = trainings.snapshot(built, session)

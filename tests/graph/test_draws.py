@@ -54,7 +54,7 @@ def examples():
 class TestNumbers:
     @pytest.mark.parametrize("count", [1, 4, 10])
     def test_are_those_of_philox(self, count):
-        found = numbers(lambda draws: [draws.of_layer("dense/dropout", [8, count]) for _ in range(2)], first=1000)
+        found = numbers(lambda draws: [draws.for_layer("dense/dropout", [8, count]) for _ in range(2)], first=1000)
         for call, each in enumerate(found):
             np.testing.assert_array_equal(each, expected(f"3 layer dense/dropout {call}", range(1000, 1008), count))
         found = numbers(lambda draws: draws.uniform("crop", count), first=2**40, key=7)  # of an augmentation
@@ -66,7 +66,7 @@ class TestNumbers:
     def test_of_a_part_are_a_part_of_the_whole(self, normal, dtype, rows_each):
         def draw(first, batch):
             shape = [batch * rows_each, 5, 1]
-            return numbers(lambda draws: draws.of_layer("name", shape, dtype, rows_each, normal), first, batch)
+            return numbers(lambda draws: draws.for_layer("name", shape, dtype, rows_each, normal), first, batch)
 
         np.testing.assert_array_equal(draw(75, 4), draw(70, 12)[5 * rows_each : 9 * rows_each])
 
@@ -80,7 +80,7 @@ class TestNumbers:
 
     def test_of_the_step_are_the_same_in_all_towers(self):
         for first in (96, 100):
-            found = numbers(lambda draws: draws.of_layer("a", [1, 7], rows_each=None), first, 4, step=96)
+            found = numbers(lambda draws: draws.for_layer("a", [1, 7], rows_each=None), first, 4, step=96)
             np.testing.assert_array_equal(found, expected("3 layer a 0", [96], 7))
 
 

@@ -240,8 +240,8 @@ OTHERS = {  # {what: (class, fields of the workload, examples, options, words)}
         for place, where in (("host", "Dataset"), ("device", "workload toy: preprocess/"))
     },
     "draws by an index that is not there": (
-        GRAPH, dict(augment=lambda x, draws: x + draws.of_example("flip", 1)[:, 0]), IN_ORDER, dict(batch_size=3),
-        r"^draws.of_example\('flip'\): .* Use draws.uniform, or",
+        GRAPH, dict(augment=lambda x, draws: x + draws.per_example("flip", 1)[:, 0]), IN_ORDER, dict(batch_size=3),
+        r"^draws.per_example\('flip'\): .* Use draws.uniform, or",
     ),
     "pairs of an odd batch": (
         CONFIG, dict(mix=lambda x, y, draws: (x, y)), EXAMPLES, dict(batch_size=3), "mixes .* in pairs, and 3 per",

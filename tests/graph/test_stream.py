@@ -84,7 +84,7 @@ class TestDrawsOfExamples:
         with tf.Graph().as_default(), v1.Session() as session:
             locate = functools.partial(located, num_examples=100, seed=seed)
             here = Draws(seed, tf.constant(730, tf.int64), 270, locate=locate)
-            found, of = session.run([here.of_example(name, count), here.indices])
+            found, of = session.run([here.per_example(name, count), here.indices])
         key = int.from_bytes(hashlib.sha256(f"{seed} example {name}".encode()).digest()[:8], "little")
         np.testing.assert_array_equal(found, split_mix_64(key, of[:, np.newaxis] * count + np.arange(count)))
         np.testing.assert_array_equal(of, indices(np.arange(730, 1000), 100, seed))

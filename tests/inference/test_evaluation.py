@@ -192,7 +192,7 @@ def test_a_checkpoint_that_the_trainer_replaces_meanwhile_gives_way_to_the_newer
             file.rename(tmp_path / "run" / file.name)
         for file in (tmp_path / "run").glob("model.ckpt-6.*"):
             file.unlink()
-        restored.append(checkpoint.step_of(path))
+        restored.append(checkpoint.saved_step(path))
         restore(saver, session, path)
 
     monkeypatch.setattr(checkpoint, "restore", restore_late)

@@ -39,16 +39,16 @@ def kept(train_dir):
     return sorted(os.listdir(train_dir / "best"))
 
 
-def files_of(step):
+def list_files(step):
     return [f"model.ckpt-{step}.data-00000-of-00001", f"model.ckpt-{step}.index"]
 
 
 def test_the_best_checkpoint_is_kept_beyond_the_rotation_and_found_again(scripted, toy_run, tmp_path, capsys):
     (tmp_path / "run" / "best").mkdir(parents=True)
-    (tmp_path / "run" / "best" / files_of(3)[0]).write_text("half of a checkpoint")
+    (tmp_path / "run" / "best" / list_files(3)[0]).write_text("half of a checkpoint")
     jobs.train_toy(tmp_path / "run", keep_best=True, **OPTIONS | {"max_steps": 25})
     assert jobs.saved_steps(tmp_path / "run") == [20, 25]
-    assert kept(tmp_path / "run") == files_of(10), "the first of equals is the best"
+    assert kept(tmp_path / "run") == list_files(10), "the first of equals is the best"
     assert f"best so far, kept in {tmp_path}/run/best" in capsys.readouterr().out
     jobs.train_toy(tmp_path / "whole", keep_best=True, **OPTIONS | {"max_steps": 10})
     jobs.assert_identical(jobs.variables(tmp_path / "run" / "best", 10), jobs.variables(tmp_path / "whole"))
@@ -78,10 +78,10 @@ def test_a_run_without_gain_stops_early_and_a_better_one_takes_its_place_also_af
     assert f"--train_dir={tmp_path} --best\n" in closing and "Resume:" not in closing
     assert jobs.train_toy(tmp_path, **options).step == 25
     assert "nothing to do. A greater --early_stopping_patience_epochs trains on." in capsys.readouterr().out
-    assert kept(tmp_path) == files_of(10)
+    assert kept(tmp_path) == list_files(10)
     options["early_stopping_patience_epochs"] = 3
     assert jobs.train_toy(tmp_path, **options).stopped_by == "last step"
-    assert kept(tmp_path) == files_of(30)
+    assert kept(tmp_path) == list_files(30)
     assert jobs.read_json(tmp_path, "best.json") == {
         "metric": "precision @ 1",
         "mode": "max",

@@ -101,7 +101,7 @@ def test_a_checkpoint_and_the_list_of_them(run, tmp_path, monkeypatch):
     def newest(folder):
         listed = tf.train.latest_checkpoint(str(folder))
         assert listed and checkpoint.damage(listed) is None, sorted(folder.iterdir())
-        return checkpoint.step_of(checkpoint.newest_intact(folder)[0])
+        return checkpoint.saved_step(checkpoint.newest_intact(folder)[0])
 
     steps = in_states(disk, tmp_path / "restored", "checkpoint", newest)
     assert steps >= {(5, 5), (5, 10), (10, 10), (10, 15), (15, 15)}, "also in the middle of a save"
@@ -121,7 +121,7 @@ def test_the_best_checkpoint_and_the_file_that_names_it(run, tmp_path, monkeypat
     def kept(folder):
         path = best.path(directory.RunDirectory(folder))
         assert checkpoint.damage(path) is None
-        return checkpoint.step_of(path)
+        return checkpoint.saved_step(path)
 
     assert copied[1::2] == [".index"] * 3  # last, as it makes a checkpoint whole
     steps = in_states(disk, tmp_path / "restored", "best.json", kept)

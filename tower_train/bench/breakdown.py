@@ -70,7 +70,7 @@ def run(options: BenchmarkOptions) -> list[str]:
 def measure(options: BenchmarkOptions, towers: int) -> tuple[Breakdown, v1.RunMetadata, str]:
     """Does steps with so many towers for a moment; returns the breakdown, its last step's trace, and a line on the
     data."""
-    workload = trainer.workload_of(options.workload, options.model)
+    workload = trainer.find_workload(options.workload, options.model)
     with _opened(
         workload,
         dataset=options.dataset,
@@ -176,7 +176,7 @@ def python_times() -> dict[str, list[float]]:
         if step % _TOY_STEPS == 0:
             moments.append([time.perf_counter(), time.thread_time()])
 
-    def of_a_step() -> list[float]:
+    def time_steps() -> list[float]:
         seconds = np.median(np.diff(moments, axis=0), axis=0) / _TOY_STEPS
         moments.clear()
         return seconds.tolist()
@@ -193,13 +193,13 @@ def python_times() -> dict[str, list[float]]:
             **options,
         )
         tower_train.train(toy, config, after_step=note)
-    in_a_run = of_a_step()
+    in_a_run = time_steps()
     with _opened(toy, **options) as (built, session):
         one_step = session.make_callable((built.train_op, built.report))
         for number in range(steps):
             one_step()
             note(number)
-    return {"in a run": in_a_run, "as a bare callable": of_a_step()}
+    return {"in a run": in_a_run, "as a bare callable": time_steps()}
 
 
 def _toy_examples(request: DataRequest) -> tower_train.Examples:

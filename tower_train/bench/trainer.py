@@ -27,7 +27,7 @@ def about(options: BenchmarkOptions) -> tuple[dict, list[Side]]:
     present = [] if options.device == "cpu" else tf.config.list_physical_devices("GPU")
     with contextlib.suppress(RuntimeError):  # TensorFlow is in use already
         tf.config.set_visible_devices([], "GPU")  # whose memory is for the sides
-    workload = workload_of(options.workload, options.model)
+    workload = find_workload(options.workload, options.model)
     workload.check_dataset(options.dataset)
     examples = workload.examples(workloads.DataRequest("train", options.dataset, options.data_dir))
     path, rivals, flops = f"{options.workload.partition(':')[0]}.rivals", [], None
@@ -38,7 +38,7 @@ def about(options: BenchmarkOptions) -> tuple[dict, list[Side]]:
         if error.name != path:
             raise
     return {
-        "gpus": [devices.gpu_of(gpu).name for gpu in present],
+        "gpus": [devices.as_gpu(gpu).name for gpu in present],
         "data": examples.name,
         "dataset": examples.dataset,
         "notice": examples.notice,
@@ -46,7 +46,7 @@ def about(options: BenchmarkOptions) -> tuple[dict, list[Side]]:
     }, rivals
 
 
-def workload_of(path: str, model: str | None) -> workloads.Workload:
+def find_workload(path: str, model: str | None) -> workloads.Workload:
     """Returns the workload at an import path, with one of its models if one is named; ConfigError if there is none."""
     return workloads.load(path).with_options({"model": model} if model else {})
 
@@ -60,7 +60,7 @@ def train(
     **options,
 ) -> None:
     """Trains as `Side.train`, as `python -m tower_train` does. options: device, towers, dtype, jit_compile."""
-    chosen, towers = workload_of(workload, model), options.pop("towers")
+    chosen, towers = find_workload(workload, model), options.pop("towers")
     with tempfile.TemporaryDirectory() as train_dir:
         run_config = chosen.config(
             dataset=request.dataset,

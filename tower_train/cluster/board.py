@@ -94,15 +94,15 @@ class Board:
       target: the chief's server.
       task: this process's.
       timeout_secs: longest duration of an exchange.
-      start_of: worker -> id of its start; workers but the chief know their own.
+      start_id: worker -> id of its start; workers but the chief know their own.
       pause: waits for so many seconds; raises WorkerError once a worker is missing.
     """
 
     def __init__(
-        self, target: str, task: Task, timeout_secs: float, start_of: Callable[[int], str],
+        self, target: str, task: Task, timeout_secs: float, start_id: Callable[[int], str],
         pause: Callable[[float], None],
     ):  # fmt: skip
-        self._target, self._task, self._start_of, self._pause, self._session = target, task, start_of, pause, None
+        self._target, self._task, self._start_id, self._pause, self._session = target, task, start_id, pause, None
         self._config = v1.ConfigProto(device_filters=[_SERVER], operation_timeout_in_ms=round(timeout_secs * 1000))
         self._read = range(len(task.hosts)) if task.is_chief else [0, task.index]
         self._last, self._named = [WorkerStatus()] * len(task.hosts), set()
@@ -157,7 +157,7 @@ class Board:
         return states
 
     def _label(self, worker: int, step: int) -> bytes:
-        return f"{self._start_of(worker)} after step {step}".encode()
+        return f"{self._start_id(worker)} after step {step}".encode()
 
     def _put(self, worker: int, label: str | bytes, state: bytes) -> None:
         # The label comes last: once that is there, the state is.

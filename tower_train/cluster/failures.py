@@ -67,7 +67,7 @@ class FailureDetector:
             return self._failure_to_start(0)  # that was an earlier training of both
         else:
             watched = [0] if self.statuses[0].state is not WorkerState.OVER else []
-        return next(filter(None, (self._failure_of(i, mine) for i in watched)), None) or self._failure_of_stalled(mine)
+        return next(filter(None, (self._find_failure(i, mine) for i in watched)), None) or self._find_stall(mine)
 
     def ready(self, mine: WorkerStatus) -> list[int]:
         """Returns the tasks that could train with this one, the chief, and do not yet."""
@@ -105,7 +105,7 @@ class FailureDetector:
     def _silent_secs(self, worker: int) -> float:
         return self._clock() - self._last_heartbeats[worker]
 
-    def _failure_of(self, worker: int, mine: WorkerStatus) -> errors.WorkerError | None:
+    def _find_failure(self, worker: int, mine: WorkerStatus) -> errors.WorkerError | None:
         status, name, has_agreed = self.statuses[worker], self._task.name(worker), mine.state in _AGREED
         is_elastic, advice = self._policy.sizes is not None, self._policy.advice
         # Nothing is lost before the first step: missing workers may come back, and others than those refused.
@@ -141,7 +141,7 @@ class FailureDetector:
             )
         return None
 
-    def _failure_of_stalled(self, mine: WorkerStatus) -> errors.WorkerError | None:
+    def _find_stall(self, mine: WorkerStatus) -> errors.WorkerError | None:
         """Returns the failure of live workers whose step stands still, worker_timeout_secs after they reported that.
 
         The other workers' steps stand still too: they wait for all-reduces with these.

@@ -37,7 +37,7 @@ class Heartbeat:
     def __init__(self, task: Task, policy: Policy, target: str, leave_at_once: Callable[[errors.UserError], None]):
         self._task, self._policy, self._leave_at_once = task, policy, leave_at_once
         self.detector = FailureDetector(task, policy)
-        self.rendezvous = Rendezvous(task, policy, Memory.of_environment() if policy.sizes else None)
+        self.rendezvous = Rendezvous(task, policy, Memory.from_environment() if policy.sizes else None)
         self.status = WorkerStatus(start_id=uuid.uuid4().hex)  # the same at the next heartbeat for all
         self.failure = None  # ends this worker
         self.session = None  # closed when a worker is lost, so that a step which waits for it ends
@@ -50,7 +50,7 @@ class Heartbeat:
         self._changed, self._ended, self._freed = threading.Event(), threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-        self.board = Board(target, task, max(1.0, 2 * self._interval), self._start_of, self.pause)
+        self.board = Board(target, task, max(1.0, 2 * self._interval), self._start_id, self.pause)
 
     def start(self) -> None:
         if self._task.is_chief:
@@ -144,7 +144,7 @@ class Heartbeat:
         lost = {*self.rendezvous.memory.lost, *group} - there - self.rendezvous.leaving
         return Memory(tuple(sorted(there)), idle_starts, tuple(sorted(lost)))
 
-    def _start_of(self, worker: int) -> str:
+    def _start_id(self, worker: int) -> str:
         return self.status.members[worker] if self._task.is_chief else self.status.start_id
 
     def _beat(self) -> None:

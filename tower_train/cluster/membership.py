@@ -202,14 +202,14 @@ class WorkerMembership(Membership):
         """Leaves, as the chief, on whose server the board is, when all others have."""
         self._wait_for_others(WorkerState.DONE, WorkerState.GONE)
         others = {i: self._detector.statuses[i].stopped_by for i in self._heartbeat.status.group if i}
-        of_all = self._rendezvous.reason_of_all(stopped_by, others)
+        agreed = self._rendezvous.agreed_reason(stopped_by, others)
         next_group = self._heartbeat.next_start().group
-        self._heartbeat.tell(state=WorkerState.OVER, stopped_by=of_all, next_group=next_group)
+        self._heartbeat.tell(state=WorkerState.OVER, stopped_by=agreed, next_group=next_group)
         self._wait_for_others(WorkerState.GONE)
-        if of_all != RESIZED:
+        if agreed != RESIZED:
             # Who was told to end stays away; None: the one that is lost has ended the run.
-            self._tell_latecomers(may_return=of_all not in (*LEAVING, None))
-        return of_all
+            self._tell_latecomers(may_return=agreed not in (*LEAVING, None))
+        return agreed
 
     def _tell_latecomers(self, may_return: bool) -> None:
         """Stays, as the chief of a run that is over, until workers outside of it have learnt that; and some time for

@@ -33,7 +33,7 @@ class Memory:
     lost: tuple[int, ...] = ()  # the tasks that have trained and are missing since
 
     @classmethod
-    def of_environment(cls) -> "Memory":
+    def from_environment(cls) -> "Memory":
         """Reads what `environment` wrote, if it did; ConfigError if somebody else did."""
         text = os.environ.get(_VARIABLE, "{}")
         try:
@@ -69,7 +69,7 @@ class Rendezvous:
     ):  # fmt: skip
         self._policy, self.memory, self._clock = policy, memory or Memory(), clock
         self.is_elastic = policy.sizes is not None  # fewer than all may train
-        self.leaving: set[int] = set()  # the workers that were told to end, once `reason_of_all` is known
+        self.leaving: set[int] = set()  # the workers that were told to end, once `agreed_reason` is known
         self._least, self.most = policy.sizes or (len(task.hosts), len(task.hosts))
         # The tasks that will train if nothing has changed: an allowed number, with this one.
         self.expected = list(self.memory.group[: self.most])
@@ -127,7 +127,7 @@ class Rendezvous:
         has_trained = trained_secs is not None and trained_secs > self._policy.worker_timeout_secs
         return has_trained and len(group) < self.most and bool(ready)
 
-    def reason_of_all(self, stopped_by: str | None, others: Mapping[int, str | None]) -> str | None:
+    def agreed_reason(self, stopped_by: str | None, others: Mapping[int, str | None]) -> str | None:
         """Returns what ended the run, in the chief, given what ended its own steps and those of the other workers."""
         if self.is_elastic:
             self.leaving = {worker for worker, reason in others.items() if reason in LEAVING}

@@ -82,7 +82,7 @@ def find_task(worker_hosts: str | None, task_index: int | None) -> Task:
     return _from_tf_config() or _from_slurm() or Task(("localhost",), 0)
 
 
-def of_jobs(jobs: Mapping[str, Sequence[str]], kind: str, index: int) -> Task:
+def from_jobs(jobs: Mapping[str, Sequence[str]], kind: str, index: int) -> Task:
     """Finds a task in the cluster of TF_CONFIG, in which the chief comes before the workers, and no evaluator trains.
 
     Args:
@@ -123,7 +123,7 @@ def _from_tf_config() -> Task | None:
             f"TF_CONFIG={text!a:.200} cannot be understood ({type(error).__name__}: {str(error)!a:.200}). It must be "
             'as in {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}.'
         ) from None
-    return of_jobs(jobs, kind, index)
+    return from_jobs(jobs, kind, index)
 
 
 def _from_slurm() -> Task | None:

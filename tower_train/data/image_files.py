@@ -219,8 +219,8 @@ def _labelled(
         raise errors.DataError(
             f"{folder}: no image in {train} is of class {min(unknown)}. Every class needs images there."
         )
-    number_of = {name: number for number, name in enumerate(class_names)}
-    numbers = np.array([number_of[name] for name in images.values()], np.int32)
+    numbers_by_name = {name: number for number, name in enumerate(class_names)}
+    numbers = np.array([numbers_by_name[name] for name in images.values()], np.int32)
     return Listing(folder, tuple(images), numbers, tuple(class_names), split, notice) if images else None
 
 

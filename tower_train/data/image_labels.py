@@ -33,7 +33,7 @@ def advice(folder: pathlib.Path, directory: pathlib.Path) -> str:
     """Returns the --labels that fits images in a folder, or a table beside them; empty if none does."""
     if table := table_in(directory) or table_in(folder):
         return f" If {table} holds the classes, give --labels={table}."
-    classes = {match[1] for name in os.listdir(folder) if is_image(name) and (match := _of_name(name)) and match[1]}
+    classes = {match[1] for name in os.listdir(folder) if is_image(name) and (match := _match_name(name)) and match[1]}
     if len(classes) > 1:
         return f" If files are named by class ({', '.join(sorted(classes)[:2])}, ...), give --labels={NAMES}."
     return ""
@@ -63,21 +63,21 @@ def find(directory: pathlib.Path, labels: str, option: str = "labels") -> tuple[
         if is_image(name)
     )
     if labels == NAMES:
-        matches = {path: _of_name(os.path.basename(path)) for path in paths}
+        matches = {path: _match_name(os.path.basename(path)) for path in paths}
         classes = {path: match[1] for path, match in matches.items() if match and match[1]}
         missing = 0
     else:
-        classes, missing = _of_table(directory, labels, option, paths)
+        classes, missing = _from_table(directory, labels, option, paths)
     notes = [(len(paths) - len(classes), "images without a class"), (missing, "classes without their image")]
     counts = " and ".join(f"{count} {what}" for count, what in notes if count)
     return classes, f"--labels={labels}: {counts} in {directory} left out." if counts else ""
 
 
-def _of_name(name: str) -> re.Match | None:
+def _match_name(name: str) -> re.Match | None:
     return _UP_TO_NUMBER.fullmatch(os.path.splitext(readable(name))[0])
 
 
-def _of_table(directory: pathlib.Path, labels: str, option: str, paths: list[str]) -> tuple[dict[str, str], int]:
+def _from_table(directory: pathlib.Path, labels: str, option: str, paths: list[str]) -> tuple[dict[str, str], int]:
     """Returns {path: class}, and the number of rows that name no image."""
     table, column = _table(directory, labels, option)
     named = {}

@@ -95,10 +95,10 @@ class _Images:
         faults = {}
         for first in files[::_CHUNK]:
             chunk = files[first : first + _CHUNK]
-            faults |= zip(chunk, self._pool.map(self._fault_of, chunk), strict=True)
+            faults |= zip(chunk, self._pool.map(self._find_fault, chunk), strict=True)
         return {file: fault for file, fault in faults.items() if fault}
 
-    def _fault_of(self, file: int) -> str:
+    def _find_fault(self, file: int) -> str:
         try:
             contents = self._contents(file)
             image = decoding.decode(contents, *self.shape[1:])

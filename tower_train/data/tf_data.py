@@ -50,7 +50,7 @@ def examples(
     def whole() -> tf.data.Dataset:
         return make(tf.data.Dataset.from_tensor_slices(list(files)))
 
-    def of_worker(worker: int, num_workers: int) -> tf.data.Dataset:
+    def open_for_worker(worker: int, num_workers: int) -> tf.data.Dataset:
         around = [path for i in range(num_workers) for path in files[(worker + i) % num_workers :: num_workers]]
         return make(tf.data.Dataset.from_tensor_slices(around).repeat())
 
@@ -71,7 +71,7 @@ def examples(
         tuple(class_names),
         parallel_steps=parallel_steps,
         elements=elements,
-        of_worker=None if files is None else of_worker,
+        open_for_worker=None if files is None else open_for_worker,
     )
 
 

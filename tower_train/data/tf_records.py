@@ -88,7 +88,7 @@ def examples(
     Raises:
       DataError: no such file, one that cannot be read or is compressed, no records, or one that is damaged or cut off.
     """
-    index = _index_of(_matching(name, patterns))
+    index = _read_index(_matching(name, patterns))
 
     def open_records():
         def fetch(indices: tf.Tensor):
@@ -137,7 +137,7 @@ def _fault(index: Index, parse: Callable, batched: bool) -> str | None:
     return None
 
 
-def _index_of(paths: Sequence[str]) -> Index:
+def _read_index(paths: Sequence[str]) -> Index:
     """Reads files whole, several at the same time, and finds their records."""
     with futures.ThreadPoolExecutor(min(len(paths), host.cores())) as pool:
         scanned = list(pool.map(_scan, paths))

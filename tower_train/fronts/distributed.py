@@ -10,7 +10,7 @@ from tower_train.cluster.program import Cluster, current
 from tower_train.graph import collectives
 from tower_train.graph.collectives import AllReduce
 from tower_train.graph.devices import HOST
-from tower_train.graph.gradients import Gradient, GradientsAndVariables, name_of
+from tower_train.graph.gradients import Gradient, GradientsAndVariables, variable_name
 
 v1 = tf.compat.v1
 
@@ -61,7 +61,7 @@ class DistributedOptimizer(v1.train.Optimizer):
         cluster, device = self._cluster, self._cluster.devices[0]
         if cluster.size == 1:
             return list(grads_and_vars)
-        pairs = [(name_of(variable), self._sent(grad, variable), variable) for grad, variable in grads_and_vars]
+        pairs = [(variable_name(variable), self._sent(grad, variable), variable) for grad, variable in grads_and_vars]
         meaning = {f"the gradient of {name}": _meaning(grad, variable) for name, grad, variable in pairs}
         with v1.name_scope("average_over_workers"), cluster.operations(meaning):
             ordered = sorted(pairs, key=lambda pair: pair[0])  # as in all workers
@@ -153,7 +153,7 @@ def broadcast_variables(variables: Sequence[tf.Variable], root_rank: int = 0, se
     check_rank(root_rank)
     if cluster.size == 1:
         return tf.no_op("broadcast")
-    meaning = {name_of(each): collectives.described(each.dtype.base_dtype, each.shape) for each in variables}
+    meaning = {variable_name(each): collectives.described(each.dtype.base_dtype, each.shape) for each in variables}
     with cluster.operations(meaning):
         return collectives.broadcast_variables(variables, cluster.size, cluster.rank == root_rank, series)
 

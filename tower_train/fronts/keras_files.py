@@ -67,7 +67,7 @@ def export(options: ExportOptions, folder: pathlib.Path, workload: Workload | No
     if there and not options.overwrite:
         raise errors.RunError(f"{there[0]} is there already. Name another --export_dir, or replace it by --overwrite.")
     placed = devices.place(DeviceOptions(device="cpu"))
-    run = saved_run.read(options, workload, of_one_view=True)
+    run = saved_run.read(options, workload, single_view=True)
     build = getattr(run.workload.for_examples(run.examples).inference, "build", None)
     if build is None:
         raise errors.RunError(
@@ -83,7 +83,7 @@ def export(options: ExportOptions, folder: pathlib.Path, workload: Workload | No
     preparation = _preparation(run.workload, features) if run.workload.prepare else None
     is_raw = preparation is not None or not run.workload.prepare
     inputs = features if is_raw else _prepared(run.workload, features)
-    activation = ("sigmoid" if built.are_of_several else "softmax") if ends and not built.is_probable else None
+    activation = ("sigmoid" if built.is_multi_label else "softmax") if ends and not built.is_probable else None
     main = _MODEL if is_raw else _PREPARED_MODEL
     written = [main, _WEIGHTS, *([_LABELS] if built.class_names else [])]
 

@@ -123,8 +123,8 @@ class _Network:
             return draws.dropout(layer, given["inputs"], given["rate"], given["noise_shape"], each)
         dtype = given["dtype"] or keras.config.floatx()
         if kind == "normal":
-            return given["mean"] + given["stddev"] * draws.of_layer(layer, shape, dtype, each, normal=True)
-        numbers = draws.of_layer(layer, shape, tf.float64 if kind == "randint" else dtype, each)
+            return given["mean"] + given["stddev"] * draws.for_layer(layer, shape, dtype, each, normal=True)
+        numbers = draws.for_layer(layer, shape, tf.float64 if kind == "randint" else dtype, each)
         low, high = (tf.cast(given[limit], numbers.dtype) for limit in ("minval", "maxval"))
         numbers = (high - low) * numbers
         return low + numbers if kind == "uniform" else tf.cast(low + tf.floor(numbers), dtype)

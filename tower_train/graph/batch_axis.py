@@ -44,7 +44,7 @@ def _axis(tensor: tf.Tensor, known: Axes) -> int | None:
         return None
     # of the input with the most axes, as the others are broadcast to it
     axis, source = max(found, key=lambda each: op.inputs[each[1]].shape.rank)
-    rule = _RULES.get(op.type, _of_reduction if op.type in _REDUCTIONS else _aligned)
+    rule = _RULES.get(op.type, _through_reduction if op.type in _REDUCTIONS else _aligned)
     axis = rule(tensor, axis, source)
     return axis if axis is not None and axis < tensor.shape.rank else None
 
@@ -55,7 +55,7 @@ def _aligned(tensor: tf.Tensor, axis: int, source: int) -> int | None:
     return axis if axis >= 0 else None
 
 
-def _of_reduction(tensor: tf.Tensor, axis: int, source: int) -> int | None:
+def _through_reduction(tensor: tf.Tensor, axis: int, source: int) -> int | None:
     rank, axes = tensor.op.inputs[0].shape.rank, tf.get_static_value(tensor.op.inputs[1])
     if axes is None:
         return None
@@ -65,12 +65,12 @@ def _of_reduction(tensor: tf.Tensor, axis: int, source: int) -> int | None:
     return axis if tensor.op.get_attr("keep_dims") else axis - sum(each < axis for each in gone)
 
 
-def _of_transpose(tensor: tf.Tensor, axis: int, source: int) -> int | None:
+def _through_transpose(tensor: tf.Tensor, axis: int, source: int) -> int | None:
     order = tf.get_static_value(tensor.op.inputs[1])
     return None if order is None else order.tolist().index(axis)
 
 
-def _of_reshape(tensor: tf.Tensor, axis: int, source: int) -> int | None:
+def _through_reshape(tensor: tf.Tensor, axis: int, source: int) -> int | None:
     """The axis that begins after as many numbers; a merged one if it contains the batch."""
     # what is merged or split behind the examples leaves them first
     if axis == 0 and tensor.shape.rank and tensor.shape[0] != 1:
@@ -85,7 +85,7 @@ def _of_reshape(tensor: tf.Tensor, axis: int, source: int) -> int | None:
     return None
 
 
-def _of_matmul(tensor: tf.Tensor, axis: int, source: int) -> int | None:
+def _through_matmul(tensor: tf.Tensor, axis: int, source: int) -> int | None:
     """Rows of the first factor, columns of the second, or an axis before those; not the axis that is summed over."""
     op, rank = tensor.op, tensor.op.inputs[source].shape.rank
     if axis < rank - 2:
@@ -95,21 +95,21 @@ def _of_matmul(tensor: tf.Tensor, axis: int, source: int) -> int | None:
     return tensor.shape.rank - 2 + source if axis - (rank - 2) == kept else None
 
 
-def _of_unpack(tensor: tf.Tensor, axis: int, source: int) -> int | None:
+def _through_unpack(tensor: tf.Tensor, axis: int, source: int) -> int | None:
     along = tensor.op.get_attr("axis") % tensor.op.inputs[0].shape.rank
     return None if axis == along else axis - (along < axis)
 
 
-def _of_pack(tensor: tf.Tensor, axis: int, source: int) -> int | None:
+def _through_pack(tensor: tf.Tensor, axis: int, source: int) -> int | None:
     return axis + (tensor.op.get_attr("axis") % tensor.shape.rank <= axis)
 
 
-def _of_expansion(tensor: tf.Tensor, axis: int, source: int) -> int | None:
+def _through_expansion(tensor: tf.Tensor, axis: int, source: int) -> int | None:
     at = tf.get_static_value(tensor.op.inputs[1])
     return None if at is None else axis + (int(at.reshape(-1)[0]) % tensor.shape.rank <= axis)
 
 
-def _of_squeeze(tensor: tf.Tensor, axis: int, source: int) -> int | None:
+def _through_squeeze(tensor: tf.Tensor, axis: int, source: int) -> int | None:
     shape = tensor.op.inputs[0].shape
     gone = [each % shape.rank for each in tensor.op.get_attr("squeeze_dims")]
     # without axes all of size 1 go
@@ -117,7 +117,7 @@ def _of_squeeze(tensor: tf.Tensor, axis: int, source: int) -> int | None:
     return None if axis in gone else axis - sum(each < axis for each in gone)
 
 
-def _of_slice(tensor: tf.Tensor, axis: int, source: int) -> int | None:
+def _through_slice(tensor: tf.Tensor, axis: int, source: int) -> int | None:
     """x[1], x[:, tf.newaxis], x[..., 0]: by the specification's places, from the first."""
     masks = {name: tensor.op.get_attr(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis")}
     begin = tensor.op.inputs[1].shape
@@ -140,7 +140,7 @@ def _of_slice(tensor: tf.Tensor, axis: int, source: int) -> int | None:
     return result + axis - at
 
 
-def _of_gather(tensor: tf.Tensor, axis: int, source: int) -> int | None:
+def _through_gather(tensor: tf.Tensor, axis: int, source: int) -> int | None:
     """Rows of a table by the examples' indices; or columns of the examples, or some or one of them."""
     along = tf.get_static_value(tensor.op.inputs[2]) if len(tensor.op.inputs) > 2 else 0
     if along is None or (tensor.op.type == "GatherV2" and tensor.op.get_attr("batch_dims")):
@@ -152,7 +152,7 @@ def _of_gather(tensor: tf.Tensor, axis: int, source: int) -> int | None:
     return None if axis == along and added < 0 else axis + added * (axis > along)
 
 
-def _of_einsum(tensor: tf.Tensor, axis: int, source: int) -> int | None:
+def _through_einsum(tensor: tf.Tensor, axis: int, source: int) -> int | None:
     inputs, _, output = tensor.op.get_attr("equation").decode().replace(" ", "").partition("->")
     letters = inputs.split(",")[source]
     if "." in letters:
@@ -162,16 +162,16 @@ def _of_einsum(tensor: tf.Tensor, axis: int, source: int) -> int | None:
 
 
 _RULES: dict[str, Callable[[tf.Tensor, int, int], int | None]] = {
-    "Transpose": _of_transpose,
-    "Reshape": _of_reshape,
-    "MatMul": _of_matmul,
-    "BatchMatMulV2": _of_matmul,
-    "Unpack": _of_unpack,
-    "Pack": _of_pack,
-    "ExpandDims": _of_expansion,
-    "Squeeze": _of_squeeze,
-    "StridedSlice": _of_slice,
-    "Gather": _of_gather,
-    "GatherV2": _of_gather,
-    "Einsum": _of_einsum,
+    "Transpose": _through_transpose,
+    "Reshape": _through_reshape,
+    "MatMul": _through_matmul,
+    "BatchMatMulV2": _through_matmul,
+    "Unpack": _through_unpack,
+    "Pack": _through_pack,
+    "ExpandDims": _through_expansion,
+    "Squeeze": _through_squeeze,
+    "StridedSlice": _through_slice,
+    "Gather": _through_gather,
+    "GatherV2": _through_gather,
+    "Einsum": _through_einsum,
 }

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.graph import context
-from tower_train.graph.random_state import ancestors, line_of
+from tower_train.graph.random_state import ancestors, source_line
 
 v1 = tf.compat.v1
 _COLLECTIONS = (v1.GraphKeys.REGULARIZATION_LOSSES, v1.GraphKeys.LOSSES, v1.GraphKeys.UPDATE_OPS)
@@ -77,8 +77,8 @@ def variables_of_tower(collections: Mapping[str, Sequence[str]]) -> Iterator[Cal
     all_names = v1.get_default_graph().get_all_collection_keys()
     before = {name: v1.get_collection(name) for name in {v1.GraphKeys.GLOBAL_VARIABLES, *all_names}}
     for name, held in list(before.items()):
-        of_network = (isinstance(each, tf.Variable) and each.op.name in collections for each in held)
-        if name == v1.GraphKeys.GLOBAL_VARIABLES or any(of_network):
+        in_network = (isinstance(each, tf.Variable) and each.op.name in collections for each in held)
+        if name == v1.GraphKeys.GLOBAL_VARIABLES or any(in_network):
             v1.get_collection_ref(name)[:] = []
         else:
             del before[name]
@@ -115,8 +115,8 @@ def whole_loss(loss: tf.Tensor, decays: Sequence[tf.Tensor]) -> tuple[tf.Tensor,
     for each in others:
         if each.op not in before and each is not loss:
             raise errors.GraphError(
-                f"{each.op.name.partition('/')[2]} ({line_of(each.op)}) is in tf.compat.v1.GraphKeys.LOSSES, but not "
-                "part of the loss. Let the workload's `loss` add it, or compute it with loss_collection=None."
+                f"{each.op.name.partition('/')[2]} ({source_line(each.op)}) is in tf.compat.v1.GraphKeys.LOSSES, but "
+                "not part of the loss. Let the workload's `loss` add it, or compute it with loss_collection=None."
             )
     contained = [each for each in decays if each.op in before]
     added = [each for each in regularization if each.op not in before and not any(each is decay for decay in decays)]

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.graph.devices import HOST
-from tower_train.graph.gradients import Gradient, name_of
+from tower_train.graph.gradients import Gradient, variable_name
 
 v1 = tf.compat.v1
 
@@ -168,7 +168,7 @@ def broadcast_variables(variables: Sequence[tf.Variable], size: int, is_root: bo
     done = []
     with v1.name_scope("broadcast"), tf.device(HOST):
         for variable in variables:
-            about = variable.dtype.base_dtype, variable.shape, size, f"{series} broadcast of {name_of(variable)}"
+            about = variable.dtype.base_dtype, variable.shape, size, f"{series} broadcast of {variable_name(variable)}"
             if is_root:
                 done.append(broadcast(variable.read_value(), *about).op)
             else:

@@ -25,7 +25,7 @@ class Gpu(NamedTuple):
     capability: tuple[int, int] | None = None
 
 
-def gpu_of(device: tf.config.PhysicalDevice) -> Gpu:
+def as_gpu(device: tf.config.PhysicalDevice) -> Gpu:
     """Looks a physical GPU up; its name is its number if its model is unknown."""
     details = tf.config.experimental.get_device_details(device)
     return Gpu(details.get("device_name", device.name), details.get("compute_capability"))
@@ -67,7 +67,7 @@ def place(options: DeviceOptions, gpus_here: list[str | Gpu] | None = None, loca
     """
     looks, asks_for_cpu = gpus_here is None, options.device == "cpu"
     if looks:
-        gpus_here = [] if asks_for_cpu else list(map(gpu_of, _gpus_here()))
+        gpus_here = [] if asks_for_cpu else list(map(as_gpu, _gpus_here()))
     gpus_here = [Gpu(each) if isinstance(each, str) else each for each in gpus_here]
     if asks_for_cpu or (not gpus_here and options.device == "auto" and not options.gpus):
         if looks:

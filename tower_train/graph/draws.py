@@ -138,11 +138,11 @@ class Draws:
         """As workload.Draws."""
         return self._numbers(tf.raw_ops.StatelessRandomUniformV2, name, self._first, (self._batch, count), tf.float32)
 
-    def of_example(self, name: str, count: int) -> tf.Tensor:
+    def per_example(self, name: str, count: int) -> tf.Tensor:
         """As workload.Draws."""
         if self.indices is None:
             raise errors.GraphError(
-                f"draws.of_example({name!r}): these examples come in an order of their own, so that none has an index "
+                f"draws.per_example({name!r}): these examples come in an order of their own, so that none has an index "
                 "to draw its numbers by. Use draws.uniform, or examples that are fetched by index."
             )
         with self._aside():
@@ -154,7 +154,7 @@ class Draws:
         self._is_closed = True
 
     def rows_each(self, shape) -> int | None:
-        """Returns the rows_each of `of_layer` for a tensor of this shape.
+        """Returns the rows_each of `for_layer` for a tensor of this shape.
 
         1 for a row per example, None for a scalar or one row in all, which belong to the step; 0 if rows and examples
         do not fit.
@@ -164,7 +164,7 @@ class Draws:
             return 1
         return None if sizes[:1] in ([], [1]) else 0
 
-    def of_layer(
+    def for_layer(
         self, layer: str, shape, dtype: tf.DType = tf.float32, rows_each: int | None = 1, normal: bool = False
     ) -> tf.Tensor:
         """Draws numbers uniform in [0, 1), or of the normal distribution with mean 0 and standard deviation 1.
@@ -196,7 +196,7 @@ class Draws:
         """Sets a share `rate` of the inputs to 0 and divides the others by 1 - rate.
 
         Args:
-          layer, rows_each: as for `of_layer`.
+          layer, rows_each: as for `for_layer`.
           inputs: floating point [batch * rows_each, ...].
           rate: 0 < rate < 1.
           noise_shape: of the draws, which are broadcast to the inputs; None is the inputs' size.
@@ -210,7 +210,7 @@ class Draws:
                 )
             sizes = [size if wanted is None else wanted for size, wanted in zip(sizes, noise_shape, strict=True)]
         # In float32 for all inputs, so that each dtype drops the same.
-        kept = self.of_layer(layer, sizes, rows_each=rows_each) >= rate
+        kept = self.for_layer(layer, sizes, rows_each=rows_each) >= rate
         return tf.where(kept, inputs * (1 / (1 - rate)), tf.zeros([], inputs.dtype))
 
     def _numbers(self, op: Callable, name: str, first, shape: tuple, dtype: tf.DType) -> tf.Tensor:

@@ -43,7 +43,7 @@ def saved_by(variable: str) -> int | None:
     return name and int(name[1] or 1)
 
 
-def state_of(iterator, layout: Layout, is_preprocessed: bool, length: tf.Tensor) -> IteratorState:
+def iterator_state(iterator, layout: Layout, is_preprocessed: bool, length: tf.Tensor) -> IteratorState:
     """Returns the state of a worker's iterator.
 
     Its variables' names contain the size of a worker's batches, and whether these are preprocessed, since the state
@@ -82,9 +82,9 @@ def batches(examples: Examples, size: int, num_workers: int, worker: int) -> tup
     Returns:
       The dataset; int64 scalar, the number of elements for all workers, negative if endless or unknown.
     """
-    elements = examples.of_worker(worker, num_workers) if examples.of_worker else examples.opened_elements()
+    elements = examples.open_for_worker(worker, num_workers) if examples.open_for_worker else examples.opened_elements()
     steps = in_fixed_order(elements).batch(size, drop_remainder=True)
-    if num_workers > 1 and not examples.of_worker:
+    if num_workers > 1 and not examples.open_for_worker:
         steps = steps.shard(num_workers, worker)
     return steps, tf.data.experimental.cardinality(elements)
 
@@ -93,7 +93,7 @@ def workers_line(examples: Examples, num_workers: int) -> str | None:
     """Returns a line on how several workers divide the elements, or None."""
     if num_workers == 1 or not examples.elements:
         return None
-    if examples.of_worker:
+    if examples.open_for_worker:
         return (
             f"shards:   each of {num_workers} workers reads files of its own, then the next worker's, and so on, "
             "which gives each example once an epoch if these hold equally many"

@@ -37,12 +37,12 @@ def seeded(seed: int):
             initializer = v1.glorot_uniform_initializer()  # get_variable's own default for floating-point variables
         if isinstance(initializer, type):
             initializer = initializer()
-        of_keras = getattr(initializer, "_init_seed", 0) is None
-        if of_keras or getattr(initializer, "seed", 0) is None:
+        is_keras = getattr(initializer, "_init_seed", 0) is None
+        if is_keras or getattr(initializer, "seed", 0) is None:
             # by name, so that a new layer does not change the others' weights
             digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
             number = int.from_bytes(digest[:4], "little") & 0x7FFFFFFF
-            if of_keras or hasattr(initializer, "_random_generator"):  # they have made numbers of a seed already
+            if is_keras or hasattr(initializer, "_random_generator"):  # they have made numbers of a seed already
                 initializer = type(initializer).from_config(initializer.get_config() | {"seed": number})
             else:
                 initializer = copy.copy(initializer)  # the caller may share it between variables

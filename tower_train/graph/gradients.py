@@ -43,7 +43,7 @@ def average_gradients(tower_grads: list[GradientsAndVariables]) -> GradientsAndV
     """
     with v1.name_scope("average_gradients"):
         return [
-            (_mean([grad for grad, _ in grads_and_vars], name_of(grads_and_vars[0][1])), grads_and_vars[0][1])
+            (_mean([grad for grad, _ in grads_and_vars], variable_name(grads_and_vars[0][1])), grads_and_vars[0][1])
             for grads_and_vars in zip(*without_unused(tower_grads), strict=True)
         ]
 
@@ -62,14 +62,14 @@ def without_unused(tower_grads: list[GradientsAndVariables]) -> list[GradientsAn
         if not missing:
             trained.append(i)
         elif len(missing) == len(tower_grads):
-            name = name_of(variable)
+            name = variable_name(variable)
             notice_once(
                 variable, f"The loss does not depend on {name}: it has no gradient in any tower and is not trained."
             )
         else:
             raise errors.GraphError(
-                f"{name_of(variable)} has no gradient in {', '.join(missing)} but has one in the other towers. Every "
-                "tower's loss must use the same variables."
+                f"{variable_name(variable)} has no gradient in {', '.join(missing)} but has one in the other towers. "
+                "Every tower's loss must use the same variables."
             )
     return [[grads[i] for i in trained] for grads in tower_grads]
 
@@ -140,17 +140,17 @@ def are_finite(values: Sequence[Gradient]) -> tf.Tensor:
         return tf.stack([is_finite(value) for value in values])
 
 
-def name_of(variable) -> str:
+def variable_name(variable) -> str:
     """Returns a variable's name for people, and for other workers."""
     return getattr(variable, "path", None) or variable.name.removesuffix(":0")  # Keras' name lacks the layer's
 
 
 def _check_same_variables(tower_grads: list[GradientsAndVariables]) -> None:
     """Raises GraphError if towers have other variables, or others in their places."""
-    names = [name_of(variable) for _, variable in tower_grads[0]]
+    names = [variable_name(variable) for _, variable in tower_grads[0]]
     shared = {name for name in names if names.count(name) > 1}  # names may repeat outside of graphs
     for tower, grads_and_vars in enumerate(tower_grads):
-        others = [name_of(variable) for _, variable in grads_and_vars]
+        others = [variable_name(variable) for _, variable in grads_and_vars]
         if others == names and all(
             variable is first or name not in shared
             for name, (_, variable), (_, first) in zip(names, grads_and_vars, tower_grads[0], strict=True)

@@ -101,7 +101,7 @@ class HardExamples(AllExamples):
         """
         # begin, size: in positions
         self.begin, self._first_epoch, self.size = round(epoch * num_examples), math.ceil(epoch), size
-        self._num_examples, self._batch, self._seed, self._losses_of = num_examples, batch, seed, losses
+        self._num_examples, self._batch, self._seed, self._loss_function = num_examples, batch, seed, losses
         create = functools.partial(v1.get_variable, trainable=False)
         with v1.variable_scope("hard_examples"):
             unknown = v1.constant_initializer(tf.float64.max)  # the hardest, so that they come soon
@@ -109,7 +109,7 @@ class HardExamples(AllExamples):
         with v1.variable_scope(f"hard_examples/{self.begin}_{size}"):  # to be made again where a run has other ones
             self._chosen = create("chosen", [2, size], tf.int64, v1.zeros_initializer())
             self._second = create("pass_of_second_row", [], tf.int64, v1.constant_initializer(-1))
-        self._of_towers = []  # losses [tower batch] of the step
+        self._tower_losses = []  # losses [tower batch] of the step
         # Read outside of input functions: the stream keeps the choice that it has begun with.
         self._rows, self._pass_of_second = self._chosen.read_value(), self._second.read_value()
 
@@ -130,15 +130,15 @@ class HardExamples(AllExamples):
 
     def note_losses(self, outputs: Tensors, labels: Tensors) -> None:
         labels, weights = Weighted.of(labels)
-        losses = tf.cast(self._losses_of(outputs, labels), tf.float64)
+        losses = tf.cast(self._loss_function(outputs, labels), tf.float64)
         losses = tf.reduce_mean(losses, list(range(1, losses.shape.rank)))
-        self._of_towers.append(losses if weights is None else losses * tf.cast(weights, tf.float64))
+        self._tower_losses.append(losses if weights is None else losses * tf.cast(weights, tf.float64))
 
     def prepare_update(
         self, first: tf.Tensor, offsets: np.ndarray, gather: Callable
     ) -> list[Callable[[], tf.Operation]]:
         """Prepares to note the losses; gather: this worker's rows to those of all workers."""
-        losses = gather(tf.concat(self._of_towers, 0))
+        losses = gather(tf.concat(self._tower_losses, 0))
         with v1.name_scope("hard_examples"):  # found while the towers compute
             _, indices = self.locate(first + offsets)
             examples, places = tf.unique(indices)

@@ -48,8 +48,8 @@ def progress(
     if not plan.config.stall_timeout_secs:
         return [], {}
     # what the watchdog finds behind in a step that does not end
-    of_towers = {f"tower_{i}": [tower.loss, *tower.last] for i, tower in enumerate(towers)}
-    return count_progress({INPUT: stream.arrivals, **of_towers})
+    by_tower = {f"tower_{i}": [tower.loss, *tower.last] for i, tower in enumerate(towers)}
+    return count_progress({INPUT: stream.arrivals, **by_tower})
 
 
 def step_report(
@@ -118,7 +118,7 @@ def compared(mean: Mean, towers: Sequence[BuiltTower]) -> Compared:
     return Compared(
         losses=[tower.loss for tower in towers],
         gradients={variable.op.name: gradient for gradient, variable in mean.gradients},
-        of_loss=[gradient for gradient, _ in towers[0].gradients],
+        loss_gradients=[gradient for gradient, _ in towers[0].gradients],
         assigned={each.moving.op.name: each.value for each in first.statistics if not each.momentum},
         normalizes=bool(first.normalized),
     )

@@ -58,7 +58,7 @@ def find(last: Sequence[tf.Operation]) -> Iterator[StatefulOp]:
     bodies = {function.signature.name: function.node_def for function in definition.library.function}
     for node in definition.node:
         for each in sorted(set(_types(node, bodies, set()))) if node.name in needed else ():
-            line = line_of(graph.get_operation_by_name(node.name))
+            line = source_line(graph.get_operation_by_name(node.name))
             yield StatefulOp(node.name.partition("/")[2] or node.name, each, line, node.op)
 
 
@@ -95,7 +95,7 @@ def is_of_keras(frames: Iterable) -> bool:
     return any(frame.filename.startswith(_LIBRARIES[1]) for frame in frames)
 
 
-def line_of(op: tf.Operation) -> str:
+def source_line(op: tf.Operation) -> str:
     """Returns the innermost line that made an operation and is not TensorFlow's or Keras' own."""
     lines = [(frame.filename, frame.lineno) for frame in op.traceback if not frame.filename.startswith("<frozen ")]
     outside = [line for line in lines if not line[0].startswith((*_LIBRARIES, _TRAINER))] or lines

@@ -104,7 +104,7 @@ class Replica:
 
     def receive(self, mean_grads: GradientsAndVariables, loss: tf.Tensor, statistics: Sequence[tf.Tensor]) -> None:
         """Takes the means over all replicas: gradients with the originals, the loss, the statistics' values."""
-        self.mean_grads = [(grad, self.variables.copy_of(original)) for grad, original in mean_grads]
+        self.mean_grads = [(grad, self.variables.local_copy(original)) for grad, original in mean_grads]
         self.loss, self.moving = loss, self._means_of_calls(statistics)
 
     def _means_of_calls(self, means: Sequence[tf.Tensor]) -> list[Statistic]:
@@ -202,14 +202,17 @@ def fingerprints(replicas: Sequence[Replica], all_reduce: AllReduce) -> tf.Tenso
 def _check_alike(replicas: Sequence[Replica]) -> None:
     """Raises GraphError if a tower's layers noted other statistics, or drew otherwise, than those of tower 0."""
     noted = [
-        ([replica.variables.name_of(each.moving) for each in tower.context.statistics], tower.context.draws.names)
+        (
+            [replica.variables.canonical_name(each.moving) for each in tower.context.statistics],
+            tower.context.draws.names,
+        )
         for replica in replicas
         for tower in replica.towers
     ]
     for i, calls in enumerate(noted):
         if calls != noted[0]:
-            counts, of_first = (collections.Counter(moved) + drawn for moved, drawn in (calls, noted[0]))
-            differing = [name for name in counts | of_first if counts[name] != of_first[name]]
+            counts, first_counts = (collections.Counter(moved) + drawn for moved, drawn in (calls, noted[0]))
+            differing = [name for name in counts | first_counts if counts[name] != first_counts[name]]
             raise errors.GraphError(
                 f"tower_{i} and tower_0 do not compute alike: {', '.join(differing) or 'layers in another order'}. Let "
                 "each call of inference and loss call the same layers, and not within a tf.function, which keeps the "

@@ -121,7 +121,11 @@ def training_stream(
         batches, initializer, renewal = staged
     else:
         batches, initializer, renewal = reader.on_devices(take(), examples_seen), iterator.initializer, ()
-    state = elements.state_of(iterator, layout, not transfer.augments_on_devices, length) if examples.elements else None
+    state = (
+        elements.iterator_state(iterator, layout, not transfer.augments_on_devices, length)
+        if examples.elements
+        else None
+    )
     notes = tuple(filter(None, (transfer.note, elements.workers_line(examples, layout.num_workers))))
     return Stream(batches, initializer, positions, order, state, renewal, notes)
 

@@ -80,7 +80,7 @@ def tower_loss(
     """
     outputs = tower_outputs(workload, features, dtype, training=True)
     losses = [
-        loss_of(workload, outputs, _weighted(workload, part, class_weights, variable_dtype(dtype)))
+        batch_loss(workload, outputs, _weighted(workload, part, class_weights, variable_dtype(dtype)))
         for part in (labels if isinstance(labels, Mixed) else [labels])
     ]
     return outputs, losses[0] if len(losses) == 1 else tf.add_n(losses)
@@ -97,12 +97,12 @@ def _weighted(
                 f"--class_weight: the labels of workload {workload.name} are no classes, whole numbers [batch]. Leave "
                 "the option out, and weigh examples by tower_train.Weighted(labels, weights) as labels."
             )
-        of_classes = tf.gather(tf.constant(class_weights, dtype), tf.cast(labels, tf.int64))
-        weights = of_classes if weights is None else of_classes * tf.cast(weights, of_classes.dtype)
+        class_factors = tf.gather(tf.constant(class_weights, dtype), tf.cast(labels, tf.int64))
+        weights = class_factors if weights is None else class_factors * tf.cast(weights, class_factors.dtype)
     return Weighted(labels, weights)
 
 
-def loss_of(workload: Workload, outputs: Tensors, labels: Tensors | Weighted) -> tf.Tensor:
+def batch_loss(workload: Workload, outputs: Tensors, labels: Tensors | Weighted) -> tf.Tensor:
     """Returns the workload's loss; GraphError if it takes no weights and the labels have some."""
     labels, weights = Weighted.of(labels)
     if hasattr(workload.loss, "reduction"):  # one of keras.losses, which computes in float32 whatever it is given

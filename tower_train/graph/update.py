@@ -116,14 +116,14 @@ def prepare_update(
     """
     groups = {ParamGroup(): []}  # first, so that its optimizer's variables are named as without such blocks
     for gradient, variable in replica.mean_grads:
-        group = param_groups.get(replica.variables.name_of(variable), ParamGroup())
+        group = param_groups.get(replica.variables.canonical_name(variable), ParamGroup())
         groups.setdefault(group, []).append((gradient, variable))
     # the moving statistics lag with the weights, else averaged weights would meet newer ones
     averaged = [*replica.variables.trained(), *(each.moving for each in replica.moving if each.is_averaged)]
     with replica.variables.more_states():
         # over groups: (optimizer, decay or None, gradients)
-        of_groups = [(*optimizers.make(group, grads), grads) for group, grads in groups.items() if grads]
-        for optimizer, _, grads in of_groups:
+        by_group = [(*optimizers.make(group, grads), grads) for group, grads in groups.items() if grads]
+        for optimizer, _, grads in by_group:
             optimizer._create_slots([variable for _, variable in grads])  # else within the conditional
         averages = [_create_average(variable) for variable in averaged] if average_decay else []
     shares = _shares({average.dtype.base_dtype for average in averages}, average_decay, global_step)
@@ -137,12 +137,12 @@ def prepare_update(
         with replica.here("update"), tf.control_dependencies(assigned):
             decayed = [
                 variable.assign_sub(tf.cast(decay, variable.dtype) * variable, read_value=False)
-                for _, decay, grads in of_groups
+                for _, decay, grads in by_group
                 for _, variable in (grads if decay is not None else ())
                 if is_decayed(variable)
             ]
             with tf.control_dependencies(decayed):  # decay first, of the weights before the step, as the paper has it
-                applied = [optimizer.apply_gradients(grads) for optimizer, _, grads in of_groups]
+                applied = [optimizer.apply_gradients(grads) for optimizer, _, grads in by_group]
             moved = [_move(statistic) for statistic in replica.moving if statistic.moving.ref() not in trained]
             done = tf.group(*applied, *moved)
         # In a cluster of its own: XLA's read all variables before they write any, and these need the new weights.

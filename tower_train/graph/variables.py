@@ -109,7 +109,7 @@ class Variables:
         self.decays += decays[before:]
         if tower.index == 0:
             self.by_name.setdefault(variable.op.name, (variable, regularizer))
-        copy = self.copy_of(variable)
+        copy = self.local_copy(variable)
         note(variable.op.name, copy)
         # what a tower assigns to one that is not trained becomes a statistic, its mean over towers
         return copy if variable.trainable else collected.assigned_once(copy)
@@ -121,9 +121,9 @@ class Variables:
 
     def trained(self) -> list[tf.Variable]:
         """Returns the trained variables."""
-        return [self.copy_of(variable) for variable in self.trained_originals]
+        return [self.local_copy(variable) for variable in self.trained_originals]
 
-    def name_of(self, variable: tf.Variable) -> str:
+    def canonical_name(self, variable: tf.Variable) -> str:
         """Returns the canonical name of one of these variables."""
         return variable.op.name.removeprefix(self._scope)
 
@@ -144,7 +144,7 @@ class Variables:
         with tf.device(self.device), tf.variable_creator_scope(create):
             yield
 
-    def copy_of(self, original: tf.Variable) -> tf.Variable:
+    def local_copy(self, original: tf.Variable) -> tf.Variable:
         """Returns its copy of a variable of tower 0; that itself if it has none."""
         return self.by_name.get(original.op.name, (original, None))[0]
 

@@ -81,7 +81,7 @@ def draw_curves(*train_dirs: str):
         from matplotlib.figure import Figure
     except ImportError:
         raise errors.ConfigError("Curves need matplotlib: pip install matplotlib.") from None
-    members = [[history(run) for run in runs_of(train_dir)] for train_dir in train_dirs]
+    members = [[history(run) for run in seed_runs(train_dir)] for train_dir in train_dirs]
     histories = list(map(_mean, members))
     metrics = [name for lists in histories for name in lists if name.startswith(OF_EVALUATION)]
     metrics = [name for name in dict.fromkeys(metrics) if name not in ("val_loss", "val_step", "val_epoch")]
@@ -158,7 +158,7 @@ def _draw(axis, lists: Mapping[str, np.ndarray], name: str, color: str, label: s
         )
 
 
-def runs_of(train_dir: str) -> list[str]:
+def seed_runs(train_dir: str) -> list[str]:
     """Returns the runs of a directory: those of --seeds below it, else itself."""
     seeds = [path.parent for path in pathlib.Path(train_dir).glob(f"seed-*/{json_files.METRICS}")]
     if not seeds or pathlib.Path(train_dir, json_files.METRICS).exists():
@@ -185,11 +185,11 @@ def _draw_bands(axis, members: Sequence[Mapping[str, list]], name: str, color: s
 
 def _differing(train_dirs: Sequence[str]) -> list[dict[str, str]]:
     """Returns for each run its options in which the runs differ, those that change what is learnt first."""
-    runs = [json_files.read(pathlib.Path(runs_of(train_dir)[0], json_files.RUN)) for train_dir in train_dirs]
+    runs = [json_files.read(pathlib.Path(seed_runs(train_dir)[0], json_files.RUN)) for train_dir in train_dirs]
     options = [run.get("workload_options", {}) | run.get("config", {}) for run in runs]
     about = {name: field.metadata for name, field in Config.__dataclass_fields__.items()}
     unnamed = {"data_dir", *(name for name in about if about[name]["group"] in _NO_LABELS)}
-    if any(len(runs_of(train_dir)) > 1 for train_dir in train_dirs):
+    if any(len(seed_runs(train_dir)) > 1 for train_dir in train_dirs):
         unnamed.add("seed")
     free = [name for name in about if about[name]["resume"] == "free"]
     names = [name for name in options[0] if name not in unnamed and len({str(o.get(name)) for o in options}) > 1]
@@ -202,7 +202,7 @@ def labels(train_dirs: Sequence[str]) -> list[str]:
     texts = [", ".join(each.values()) for each in differing]
     if len(differing[0]) in (1, 2) and len(set(texts)) == len(texts):
         return texts
-    counts = [len(runs_of(train_dir)) for train_dir in train_dirs]
+    counts = [len(seed_runs(train_dir)) for train_dir in train_dirs]
     names = [pathlib.Path(train_dir).absolute().name for train_dir in train_dirs]
     return [f"{name}, {count} seeds" if count > 1 else name for name, count in zip(names, counts, strict=True)]
 
@@ -211,7 +211,7 @@ def table(train_dirs: Sequence[str]) -> list[str]:
     """Returns lines: the options of each run if there are several, its last step, and last and best values."""
     differing, rows = _differing(train_dirs), [("run", "", "last", "lowest", "highest")]
     for label, train_dir in zip(labels(train_dirs), train_dirs, strict=True):
-        lists = _mean([history(run) for run in runs_of(train_dir)])
+        lists = _mean([history(run) for run in seed_runs(train_dir)])
         rows.append((label, "step", f"{max([*lists['step'], *lists.pop('val_step', [])]):.0f}", "", ""))
         for name in [name for name in lists if name == "loss" or name.startswith(OF_EVALUATION)]:
             known = lists[name][~np.isnan(lists[name])]
@@ -229,4 +229,4 @@ def table(train_dirs: Sequence[str]) -> list[str]:
 
 def _split(train_dir: str) -> str:
     """Returns the split that evaluations of a run look at, by the folder of their event files."""
-    return "validation" if pathlib.Path(runs_of(train_dir)[0], "eval-validation").exists() else "test"
+    return "validation" if pathlib.Path(seed_runs(train_dir)[0], "eval-validation").exists() else "test"

@@ -199,9 +199,9 @@ def _sum_of_losses(workload: Workload, outputs: Tensors, labels: Tensors, counte
 
     try:
         with tf.compat.v1.variable_scope(tf.compat.v1.get_variable_scope(), reuse=tf.compat.v1.AUTO_REUSE):
-            mean = towers.loss_of(workload, outputs, labels)
-            of_last = towers.loss_of(workload, *tf.nest.map_structure(repeated, (outputs, labels)))
+            mean = towers.batch_loss(workload, outputs, labels)
+            last_loss = towers.batch_loss(workload, *tf.nest.map_structure(repeated, (outputs, labels)))
     except Exception:  # of the user's function
         return None
     extra = tf.cast(batch - number, mean.dtype)
-    return batch * mean - tf.math.multiply_no_nan(of_last, extra)
+    return batch * mean - tf.math.multiply_no_nan(last_loss, extra)

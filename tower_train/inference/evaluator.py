@@ -166,7 +166,7 @@ class Evaluator:
         names = self.examples.class_names if self.has_confusion else ()
         matrix = confusion_matrix(totals.pairs, len(names)) if 0 < len(names) <= _MOST_CLASSES else None
         return Evaluation(
-            step=checkpoint.step_of(path),
+            step=checkpoint.saved_step(path),
             data=self.examples.name,
             num_examples=totals.count,
             weights=self._weights,
@@ -223,11 +223,11 @@ class Evaluator:
 
     def _metrics(self, totals: "_Totals") -> dict[str, Metric]:
         """Returns the metrics by name, and last the loss, unless a metric has its name."""
-        mode_of, count = self._workload.mode_of, totals.count
-        metrics = {name: _metric(*moments, count, mode_of(name)) for name, moments in totals.sums.items()}
+        metric_mode, count = self._workload.metric_mode, totals.count
+        metrics = {name: _metric(*moments, count, metric_mode(name)) for name, moments in totals.sums.items()}
         if self._built.whole:
             results = self._whole.results().items()
-            metrics = {name: Metric(value, mode=mode_of(name) or mode) for name, (value, mode) in results}
+            metrics = {name: Metric(value, mode=metric_mode(name) or mode) for name, (value, mode) in results}
             check_modes(self._workload, metrics)
         if self._built.loss is not None and LOSS not in metrics:
             metrics[LOSS] = Metric(totals.loss / count, mode=MIN)

@@ -87,13 +87,13 @@ def _over_views(workload: Workload, network: Callable[[Tensors], Tensors], featu
         unsure = user_functions.call(workload, "unsure", first)
         # One at least, as not all operations take a batch of none.
         rows = tf.where(tf.concat([tf.ones_like(unsure[:1]), unsure[1:]], axis=0))[:, 0]
-        of_rows, *views = tf.nest.map_structure(lambda leaf: tf.gather(leaf, rows), [first, *views[1:]])
+        chosen, *views = tf.nest.map_structure(lambda leaf: tf.gather(leaf, rows), [first, *views[1:]])
 
         def placed(leaf: tf.Tensor, means: tf.Tensor) -> tf.Tensor:
             is_unsure = tf.reshape(unsure, [-1] + [1] * (leaf.shape.rank - 1))
             return tf.where(is_unsure, tf.tensor_scatter_nd_update(leaf, rows[:, tf.newaxis], means), leaf)
 
-        return tf.nest.map_structure(placed, first, _mean(network, of_rows, views, weights)), first
+        return tf.nest.map_structure(placed, first, _mean(network, chosen, views, weights)), first
 
 
 def _mean(network: Callable[[Tensors], Tensors], first: Tensors, views: Sequence[Tensors], weights) -> Tensors:

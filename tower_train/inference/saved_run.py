@@ -58,7 +58,7 @@ class SavedRun:
         return function(newer)
 
 
-def directory_of(options: RunOptions) -> directory.RunDirectory:
+def run_directory(options: RunOptions) -> directory.RunDirectory:
     """Returns the directory of a run; RunError if there is none."""
     run_dir = directory.RunDirectory(options.train_dir)
     run_dir.check_files()
@@ -74,7 +74,7 @@ def read(
     options: RunOptions,
     workload: Workload | None = None,
     splits: Sequence[str] = (TEST, VALIDATION, TRAIN),
-    of_one_view: bool = False,
+    single_view: bool = False,
 ) -> SavedRun:
     """Finds a run, and sets this process to compute as it did.
 
@@ -82,13 +82,13 @@ def read(
       options: the run and which of its weights to take.
       workload: the run's; None imports it by the path in options or run.json.
       splits: the first one that is there gives the examples.
-      of_one_view: whether to look at each example once, as with options.single_view.
+      single_view: whether to look at each example once, as with options.single_view.
 
     Raises:
       RunError: no run there, a damaged one, or one of another workload.
       ConfigError: options.dataset is none of the workload's.
     """
-    run_dir = directory_of(options)
+    run_dir = run_directory(options)
     run_json = run_dir.read(directory.RUN)
     config = run_json["config"]
     path = options.workload or config["workload"]
@@ -109,7 +109,7 @@ def read(
         workload = workload.with_options(own_options)
     except errors.ConfigError as error:
         raise errors.RunError(f"{run_dir.path / directory.RUN} does not fit its workload: {error}") from None
-    if options.single_view or of_one_view:
+    if options.single_view or single_view:
         workload = dataclasses.replace(workload, test_time_augmentation=None)
     data_dir, dataset = options.data_dir or config["data_dir"], options.dataset or run_json["dataset"]
     workload.check_dataset(dataset)
@@ -189,7 +189,7 @@ def _watched(run: SavedRun, evaluator: Evaluator) -> Iterator[Evaluation]:
         # Asked first, so that the next round sees a last checkpoint saved after the look below.
         is_training, has_ended = run.directory.is_locked(), run.directory.has_ended()
         path = checkpoint.latest(run.directory.path)
-        if path and checkpoint.step_of(path) != step:
+        if path and checkpoint.saved_step(path) != step:
             evaluation = run.use_checkpoint(evaluator.evaluate)
             step = evaluation.step
             yield evaluation

@@ -32,36 +32,36 @@ class ServingGraph:
     # `all_classes` [batch, classes], the names of the columns
     outputs: Named
     class_names: tuple[str, ...]  # names of the columns; empty if outputs are not one per class
-    are_of_several: bool  # whether examples are of several classes at once
+    is_multi_label: bool  # whether examples are of several classes at once
     is_probable: bool  # whether the network itself ends by the softmax or sigmoid of classes
     restored: dict[str, tf.Variable]  # {name in the checkpoint: variable}
 
 
 def serving_graph(run: saved_run.SavedRun, is_compiled: bool = False) -> ServingGraph:
     """Builds a run's network on one device, as evaluation does. is_compiled: whether XLA compiles it."""
-    workload, (raw, of_several) = run.workload.for_examples(run.examples), _looked_at(run.examples)
+    workload, (raw, is_multi_label) = run.workload.for_examples(run.examples), _looked_at(run.examples)
     with tf.Graph().as_default() as graph, tf.device(HOST):
         files, features = _inputs(raw)
         prepared = stream.prepared(workload, features)
         tower = Tower(0, HOST)
-        outputs, of_first_view = network.trained_outputs(
+        outputs, first_outputs = network.trained_outputs(
             workload, prepared, run.dtype, Variables(), tower, Draws("serving"), is_compiled
         )
         gradients.forget_functions(graph)
         class_names = run.examples.class_names if network.are_of_classes(outputs, run.examples) else ()
-        last = towers.last_activation(of_first_view)  # of a network whose loss takes probabilities
-        is_probable = last is not None and last.type == ("Sigmoid" if of_several else "Softmax")
+        last = towers.last_activation(first_outputs)  # of a network whose loss takes probabilities
+        is_probable = last is not None and last.type == ("Sigmoid" if is_multi_label else "Softmax")
         return ServingGraph(
             graph=graph,
             files=files,
             features=_named(features, "features"),
             outputs=(
-                _of_classes(outputs, class_names, of_several, is_probable)
+                _class_outputs(outputs, class_names, is_multi_label, is_probable)
                 if class_names
                 else _named(outputs, "outputs")
             ),
             class_names=class_names,
-            are_of_several=of_several,
+            is_multi_label=is_multi_label,
             is_probable=is_probable,
             restored=network.variables_to_restore(run.moving_average_decay),
         )
@@ -139,16 +139,16 @@ def _named(tensors: Tensors, name: str) -> Named:
     return {name: flat[0]} if len(flat) == 1 else {f"{name}_{i}": tensor for i, tensor in enumerate(flat)}
 
 
-def _of_classes(outputs: tf.Tensor, class_names: tuple[str, ...], of_several: bool, is_probable: bool) -> Named:
+def _class_outputs(outputs: tf.Tensor, class_names: tuple[str, ...], is_multi_label: bool, is_probable: bool) -> Named:
     names = tf.constant(class_names)
-    to_logits, to_probabilities = (_logit, tf.sigmoid) if of_several else (tf.math.log, tf.nn.softmax)
+    to_logits, to_probabilities = (_logit, tf.sigmoid) if is_multi_label else (tf.math.log, tf.nn.softmax)
     named = {
         "logits": to_logits(outputs) if is_probable else outputs,
         "probabilities": outputs if is_probable else to_probabilities(outputs),
         "classes": tf.gather(names, tf.argmax(outputs, axis=-1)),
         "all_classes": tf.tile(names[tf.newaxis], [tf.shape(outputs)[0], 1]),
     }
-    return {name: value for name, value in named.items() if name != "classes" or not of_several}
+    return {name: value for name, value in named.items() if name != "classes" or not is_multi_label}
 
 
 def _logit(probabilities: tf.Tensor) -> tf.Tensor:

@@ -27,12 +27,12 @@ def parse(argv: Sequence[str], options_class: type[T], usage: str, files: list[s
     `files` gets the words that are no options, for a command that takes files. Raises ConfigError for an unknown
     option, a bad value, or another word.
     """
-    fields = fields_of(options_class)
+    fields = option_fields(options_class)
     answer_help(argv, fields, usage)
     return options_class(**parse_values(argv, fields, files=files))
 
 
-def fields_of(*options_classes: type[options.Options]) -> Fields:
+def option_fields(*options_classes: type[options.Options]) -> Fields:
     """Returns the options of several classes by name."""
     return {field.name: field for options_class in options_classes for field in dataclasses.fields(options_class)}
 

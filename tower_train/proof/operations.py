@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tower_train.graph.random_state import ancestors, line_of
+from tower_train.graph.random_state import ancestors, source_line
 from tower_train.proof.comparison import Arrays
 from tower_train.proof.trial import Trial
 
@@ -184,7 +184,7 @@ class _Relations:
         if is_reduced or _kind(op) == "reduction":
             for value, variable in self._assigned.items():
                 if op in ancestors([value]) and (first is op or value in ancestors([first])):  # else beside the network
-                    return Culprit(variable, "assigned", line_of(op), _CAUSES["read"])
+                    return Culprit(variable, "assigned", source_line(op), _CAUSES["read"])
         return _named(op, ("size" if _is_size(op) else "reduction") if is_reduced else _kind(op))
 
 
@@ -201,11 +201,11 @@ def _wide(value: np.ndarray) -> np.ndarray:
 
 
 def _assigned(variable: str, value: tf.Operation) -> Culprit:
-    return Culprit(variable, "assigned", line_of(value), _CAUSES["assigned"])
+    return Culprit(variable, "assigned", source_line(value), _CAUSES["assigned"])
 
 
 def _named(op: tf.Operation, kind: str) -> Culprit:
-    return Culprit(op.name.replace("tower_0/", ""), op.type, line_of(op), _CAUSES[kind])
+    return Culprit(op.name.replace("tower_0/", ""), op.type, source_line(op), _CAUSES[kind])
 
 
 _CAUSES: Mapping[str, str] = {

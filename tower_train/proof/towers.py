@@ -19,7 +19,7 @@ import tensorflow as tf
 from tower_train import errors, host
 from tower_train.config import Config
 from tower_train.examples import Examples
-from tower_train.graph.random_state import line_of
+from tower_train.graph.random_state import source_line
 from tower_train.graph.record import TrainingGraph
 from tower_train.proof import operations
 from tower_train.proof.comparison import GRADIENT, LOSS, Values, Verdict, beyond, compare, earliest, gaps
@@ -229,7 +229,7 @@ def _at_hand(examples: Examples, count: int) -> Examples:
     def fetch(indices: tf.Tensor):
         return tf.nest.map_structure(lambda value: tf.gather(tf.constant(value), indices % length), values)
 
-    return dataclasses.replace(examples, elements=None, of_worker=None, open=lambda: fetch)
+    return dataclasses.replace(examples, elements=None, open_for_worker=None, open=lambda: fetch)
 
 
 def _compared(
@@ -290,7 +290,7 @@ def _towers_differ(one: Trial, many: Trial, verdict: Verdict, rounding: float) -
     where = f"It begins at {culprit}."
     if not culprit:
         changed = excess[0].name.removeprefix(GRADIENT)
-        line = next((f" ({line_of(v.op)})" for v in one.built.saved.variables if v.op.name == changed), "")
+        line = next((f" ({source_line(v.op)})" for v in one.built.saved.variables if v.op.name == changed), "")
         where = (
             f"No operation of the network differs: it is in what is done after it, to {excess[0].name}{line}, such as "
             "a custom gradient, an update of more than its means, or an assignment outside of inference and loss."

@@ -39,7 +39,7 @@ class Trial:
             gradients = {name: tf.convert_to_tensor(each) for name, each in compared.gradients.items()}
             with tf.control_dependencies([self.built.train_op]):
                 after = {name: variable.read_value() for name, variable in saved.items()}
-            values = [each.values if isinstance(each, tf.IndexedSlices) else each for each in compared.of_loss]
+            values = [each.values if isinstance(each, tf.IndexedSlices) else each for each in compared.loss_gradients]
             moves = [tf.reduce_any(tf.not_equal(value, 0)) for value in values if value is not None]
         # moves: whether tower 0's gradients move the variables
         self._fetches = {LOSS: self.built.report.loss}, gradients, after, moves

@@ -70,7 +70,7 @@ class Evaluations:
         recorded = [record["step"] for record in self._run_dir.records().values() if is_evaluation(record)]
         intervals = {0, *(each // was_every for each in recorded)} if was_every else ()
         for path in paths if was_every else ():
-            if (interval := checkpoint.step_of(path) // was_every) not in intervals:
+            if (interval := checkpoint.saved_step(path) // was_every) not in intervals:
                 intervals.add(interval)
                 self.pending.append(path)
         result = self._run_dir.read(directory.RESULT)
@@ -111,7 +111,7 @@ class Evaluations:
         `Evaluator.evaluate`."""
         self._open()
         # where validation examples choose, those of the test are looked at once
-        is_last = checkpoint.step_of(path) >= self._last_step
+        is_last = checkpoint.saved_step(path) >= self._last_step
         due = [split for split in self._evaluators if split in (self._split, TRAIN) or is_last]
         self._last = {split: self._evaluators[split].evaluate(path, after_batch) for split in due}
         lines = []

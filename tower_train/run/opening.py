@@ -90,7 +90,7 @@ def _prepare(training: Training, stack: contextlib.ExitStack) -> Callable[[v1.Se
             training.run_json[_COMPARED] = outcome.record
     if plan.is_chief:
         checkpoint.remove_leftovers(plan.run_dir.path)  # only now, as a start that fails before changes nothing
-        again = set(map(checkpoint.step_of, training.evaluations.pending))
+        again = set(map(checkpoint.saved_step, training.evaluations.pending))
         plan.run_dir.cut_metrics(plan.steps_done, again)  # records of what will be done again
         plan.run_dir.write(directory.RUN, training.run_json)
         lines = messages.opening_lines(

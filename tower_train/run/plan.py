@@ -82,7 +82,7 @@ def make_plan(
     if is_chief:
         notes += manifest.check_resume(run_dir.path, before, run_json, config.override, workload.options)
         newest, damage = _newest_checkpoint(run_dir, is_known=bool(before), override=config.override)
-        steps_done, notes = checkpoint.step_of(newest) if newest else 0, notes + damage
+        steps_done, notes = checkpoint.saved_step(newest) if newest else 0, notes + damage
         _check_profile(config, last_step)
         notes += _schedule_notes(before, config, examples.num_examples, steps_done)
         if _is_over(run_dir, config, examples.num_examples, steps_done):

@@ -125,9 +125,9 @@ def _copy(path: str, folder: pathlib.Path) -> None:
     if folder.is_symlink():
         raise errors.RunError(f"{folder} is a symbolic link")  # what is removed here would be another folder's
     folder.mkdir(exist_ok=True)
-    for file in checkpoint.files_of(folder / os.path.basename(path)):  # of an earlier start of the run
+    for file in checkpoint.list_files(folder / os.path.basename(path)):  # of an earlier start of the run
         file.unlink()
-    for file in reversed(checkpoint.files_of(path)):
+    for file in reversed(checkpoint.list_files(path)):
         disk.sync(shutil.copyfile(file, folder / file.name))
     disk.sync(folder)
     disk.sync(folder.parent)  # if the folder is new

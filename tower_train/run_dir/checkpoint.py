@@ -50,7 +50,7 @@ def _files(folder: pathlib.Path) -> dict[str, list[pathlib.Path]]:
     """
     paths = {}
     names = filter(None, map(_FILE.fullmatch, os.listdir(folder))) if os.path.isdir(folder) else ()
-    for name in sorted(names, key=lambda name: (step_of(name[1]), name[2] != "index", name[2])):
+    for name in sorted(names, key=lambda name: (saved_step(name[1]), name[2] != "index", name[2])):
         paths.setdefault(name[1], []).append(folder / name[0])
     return paths
 
@@ -60,7 +60,7 @@ def all_files(folder: pathlib.Path) -> list[pathlib.Path]:
     return [folder / _STATE, *itertools.chain.from_iterable(_files(folder).values())]
 
 
-def files_of(path: str | os.PathLike) -> list[pathlib.Path]:
+def list_files(path: str | os.PathLike) -> list[pathlib.Path]:
     """Returns a checkpoint's files, its index first."""
     return _files(pathlib.Path(path).parent).get(os.path.basename(path), [])
 
@@ -84,7 +84,7 @@ def remove_others(folder: pathlib.Path, kept: list[str]) -> None:
             file.unlink()
 
 
-def step_of(path: str) -> int:
+def saved_step(path: str) -> int:
     """Returns the step in a checkpoint's name."""
     return int(path.rpartition("-")[2])
 
@@ -115,7 +115,7 @@ class Checkpoints:
         # Without Saver.save's own bookkeeping, which drops a checkpoint from its list before the new one is written.
         definition = self._saver.saver_def
         session.run(definition.save_tensor_name, {definition.filename_tensor_name: path})
-        for written in (*files_of(path), self._train_dir):
+        for written in (*list_files(path), self._train_dir):
             disk.sync(written)
         newest = existing(self._train_dir)[-self._keep :]
         _write_list(self._train_dir, newest)
@@ -139,7 +139,7 @@ class Checkpoints:
         """
         shapes, dtypes = _shapes_and_dtypes(path)
         step = _reader(path).get_tensor("global_step") if shapes.get("global_step") == [] else None
-        if step not in (None, step_of(path)) and not override:
+        if step not in (None, saved_step(path)) and not override:
             raise errors.RunError(
                 f"{path} holds step {step}. Give its files the name that they had, or move them away."
             )
@@ -214,7 +214,7 @@ def newest_intact(train_dir: pathlib.Path) -> tuple[str, list[str]]:
     """
     paths, damaged = existing(train_dir), {}
     while paths and (reason := damage(paths[-1])):
-        for file in files_of(paths[-1]):
+        for file in list_files(paths[-1]):
             if not os.access(file, os.R_OK):  # which is no damage, and nothing to set aside
                 raise errors.RunError(f"{file} cannot be read: this user has no permission to. Give it that.")
         damaged[paths.pop()] = reason
@@ -226,7 +226,7 @@ def newest_intact(train_dir: pathlib.Path) -> tuple[str, list[str]]:
             "start at step 0."
         )
     try:
-        for file in itertools.chain.from_iterable(map(files_of, damaged)):
+        for file in itertools.chain.from_iterable(map(list_files, damaged)):
             file.rename(file.with_name(f"damaged-{file.name}"))
         _write_list(train_dir, paths)
     except OSError as error:
@@ -255,7 +255,7 @@ def damage(path: str) -> str | None:
 
 def _missing(path: str) -> str | None:
     """Names a checkpoint's data file if it is missing, which TensorFlow does in words of its own."""
-    is_there = any(".data-" in file.name for file in files_of(path))
+    is_there = any(".data-" in file.name for file in list_files(path))
     return None if is_there else f"its file {os.path.basename(path)}.data-00000-of-00001 is missing"
 
 

@@ -18,7 +18,7 @@ from tower_train.config import Config, is_remote
 from tower_train.console import one_line
 from tower_train.examples import Examples
 from tower_train.options import Options
-from tower_train.workload import Workload, file_of
+from tower_train.workload import Workload, source_file
 
 
 def describe(
@@ -35,7 +35,7 @@ def describe(
         data_dir = os.path.abspath(os.path.expanduser(data_dir))  # found from any directory
     return {
         "workload": workload.name,
-        "workload_file": file_of(options["workload"]),
+        "workload_file": source_file(options["workload"]),
         "dataset": examples.dataset,
         "data": {
             "name": examples.name,

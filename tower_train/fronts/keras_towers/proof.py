@@ -17,7 +17,7 @@ from tower_train.fronts import compat, parts
 from tower_train.fronts.keras_towers.calls import explained
 from tower_train.fronts.keras_towers.layers import Seen, compare_layers
 from tower_train.fronts.keras_towers.step import updates_noted
-from tower_train.graph.random_state import line_of
+from tower_train.graph.random_state import source_line
 from tower_train.proof import first
 from tower_train.proof.comparison import Training, Values, compare, is_scaled
 from tower_train.proof.first import EACH, STEPS
@@ -93,7 +93,7 @@ def _refuse_less_exact(grads: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> 
     for grad in (getattr(grad, "values", grad) for grad in grads if grad is not None):  # an embedding's are sparse
         least = least_exact([grad], [op for op in grad.graph.get_operations() if reads(op)])
         if least.dtype != tf.float64:
-            raise TypeError(f"{least.op.type} ({line_of(least.op)}) computes in {least.dtype.name}")
+            raise TypeError(f"{least.op.type} ({source_line(least.op)}) computes in {least.dtype.name}")
 
 
 @dataclasses.dataclass(frozen=True)

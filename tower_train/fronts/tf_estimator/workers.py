@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tower_train import console, errors
 from tower_train.cluster import program
-from tower_train.cluster.task import of_jobs
+from tower_train.cluster.task import from_jobs
 from tower_train.config import Config
 from tower_train.fronts import compat, distributed, placement
 from tower_train.fronts.tf_estimator import library
@@ -99,13 +99,13 @@ for _name in _OURS:
 def join(config: RunConfig, placed: devices.Devices) -> program.Cluster | None:
     """Makes this process a worker of the cluster in the config; None by itself.
 
-    Raises the errors of of_jobs and program.init.
+    Raises the errors of from_jobs and program.init.
     """
     jobs = config.cluster_spec.as_dict()
     if sum(map(len, jobs.values())) <= 1:
         return None
     program.leave_by_status()  # in one line, also of a task that is refused
-    task = of_jobs(jobs, config.task_type, config.task_id)
+    task = from_jobs(jobs, config.task_type, config.task_id)
     timeouts = config.worker_timeout_secs, config.session_creation_timeout_secs
     return program.init(None, None, *timeouts, stall_timeout_secs=0, task=task, placed=placed)
 
