@@ -63,9 +63,9 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict]:
 
 def _recipes(workload) -> str:
     """Describes a workload's recipes, for --help."""
-    named = f"Recipes of {workload.name}: {', '.join(workload.recipes)}." if workload.recipes else ""
+    recipes = f"Recipes of {workload.name}: {', '.join(workload.recipes)}." if workload.recipes else ""
     shown = f"Values in brackets are those of {workload.name}'s recipe, where it has any." if workload.recipe else ""
-    return f"{named} {shown}"
+    return f"{recipes} {shown}"
 
 
 def main(argv: Sequence[str]) -> int:

@@ -49,10 +49,10 @@ class _Printer(logging.Handler):
             _print(sys.stderr, f"{_LOGGER.name}: {record.getMessage()}")
 
 
-def notice_once(about: Any, text: str) -> None:
+def notice_once(subject: Any, text: str) -> None:
     """Prints a notice about an object, such as a variable, unless there has been one."""
-    if _noticed.get(id(about)) is not about:
-        _noticed[id(about)] = about
+    if _noticed.get(id(subject)) is not subject:
+        _noticed[id(subject)] = subject
         notice(text)
 
 

@@ -16,7 +16,7 @@ _KEPT = re.compile(
 _TENSORS = "a tensor, or a tuple or dict of tensors, each [batch, ...]"
 
 
-def call(workload, name: str, *args, **named) -> Any:
+def call(workload, name: str, *args, **keywords) -> Any:
     """Calls one of a workload's functions by its name.
 
     Raises:
@@ -27,11 +27,11 @@ def call(workload, name: str, *args, **named) -> Any:
         raise errors.GraphError(
             f"{owner}: {name} is {errors.described(function)}. Let it be a function of {_OF[name]}."
         )
-    if why := _why_not_callable(function, args, named):
-        wanted = ", ".join([_OF[name][:-1], *(f"{argument}=" for argument in named)])
+    if why := _why_not_callable(function, args, keywords):
+        wanted = ", ".join([_OF[name][:-1], *(f"{argument}=" for argument in keywords)])
         raise errors.GraphError(f"{owner}: {name} is a function of {why}. Let it be one of {wanted}).")
     try:
-        returned = function(*args, **named)
+        returned = function(*args, **keywords)
     except SystemExit as error:
         raise errors.GraphError(
             f"{owner}: {name} left the program by sys.exit({error.code!r}). Let it raise an error, or return."
@@ -49,7 +49,7 @@ def call(workload, name: str, *args, **named) -> Any:
     return returned
 
 
-def _why_not_callable(function: Callable, args: Sequence, named: Mapping) -> str | None:
+def _why_not_callable(function: Callable, args: Sequence, keywords: Mapping) -> str | None:
     """Returns a function's parameters, and why they do not take these arguments; None if they do."""
     try:
         signature = inspect.signature(function)
@@ -59,7 +59,7 @@ def _why_not_callable(function: Callable, args: Sequence, named: Mapping) -> str
     if next(iter(signature.parameters), None) == "y_true" and not is_loss:  # its order would go wrong in silence
         return f"{signature}"
     try:
-        signature.bind(*args, **named)
+        signature.bind(*args, **keywords)
     except TypeError as error:
         return f"{signature} ({error})"
     return None

@@ -49,7 +49,7 @@ def of(options, on_gpu: bool = False) -> list[Side]:
 def for_torch(model: str) -> dict:
     """Returns the numbers of a model's recipe that torch_fit takes."""
     config = cifar10.WORKLOAD.with_options({"model": model}).config()
-    about = {
+    recipe = {
         "learning_rate": config.learning_rate,
         "label_smoothing": config.label_smoothing,
         "momentum": config.momentum if config.optimizer != "sgd" else 0.0,
@@ -58,7 +58,7 @@ def for_torch(model: str) -> dict:
     }
     if model == "cifar10_94":
         ours = cifar10_94.NETWORKS[model]
-        about |= {
+        recipe |= {
             "widths": ours["widths"],
             "moving_momentum": cifar10_94.MOVING_MOMENTUM,
             "logit_scale": cifar10_94.LOGIT_SCALE,
@@ -70,7 +70,7 @@ def for_torch(model: str) -> dict:
             "mean": crops.MEAN.tolist(),
             "deviation": crops.DEVIATION.tolist(),
         }
-    return about
+    return recipe
 
 
 def _port(towers: int, **more) -> Side:

@@ -17,8 +17,8 @@ RIVALS = [
 ]
 
 
-def names(about=ABOUT, **options):
-    [chosen] = sides.parts(BenchmarkOptions(**options), about, RIVALS).values()
+def names(common=ABOUT, **options):
+    [chosen] = sides.parts(BenchmarkOptions(**options), common, RIVALS).values()
     return [side.name for side in chosen]
 
 

@@ -47,7 +47,7 @@ def members(monkeypatch):
                 return member.agree(lambda: {"--seed": seed}, 3, 9)
 
         agreed = [pool.submit(stack.enter_context(found[0]).agree, lambda: {"--seed": 0}, 3, 9)]
-        yield found, lambda *about: agreed.append(pool.submit(agree, *about)) or agreed[-1], agreed[0]
+        yield found, lambda *facts: agreed.append(pool.submit(agree, *facts)) or agreed[-1], agreed[0]
 
 
 def test_who_comes_later_is_compared_waits_and_is_taken_in_and_who_is_too_many_hears_of_the_end(members, capsys):

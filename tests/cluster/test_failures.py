@@ -206,7 +206,7 @@ def test_a_failed_worker_is_named_with_its_error_and_its_status():
 
 def test_a_status_is_read_as_it_was_written():
     written = status(
-        1, state=WorkerState.READY, about={"--seed": 5}, steps=(3, 9), members=("x",), stopped_by="last step"
+        1, state=WorkerState.READY, facts={"--seed": 5}, steps=(3, 9), members=("x",), stopped_by="last step"
     )
     assert WorkerStatus.from_json(written.to_json()) == written
     later = json.loads(written.to_json()) | {"of_a_later_version": 1}

@@ -190,8 +190,8 @@ def test_workers_that_mean_the_same_go_on_and_one_that_does_not_is_named_to_all(
     members = [clusters.member(hosts, index, 5.0, 60.0, leave=left.put) for index in (0, 1)]
     with concurrent.futures.ThreadPoolExecutor() as pool, members[0] as chief, members[1] as other:
 
-        def compared(*about):
-            return [pool.submit(each.agreement.compare, its) for each, its in zip(members, about, strict=True)]
+        def compared(*facts):
+            return [pool.submit(each.agreement.compare, its) for each, its in zip(members, facts, strict=True)]
 
         for agreed in [pool.submit(each.agree, dict, 0, 0) for each in members]:
             agreed.result(jobs.WAIT_SECS)
@@ -204,8 +204,8 @@ def test_workers_that_mean_the_same_go_on_and_one_that_does_not_is_named_to_all(
         second.leave_for(errors.ConfigError("refused"))
         assert time.monotonic() - began < 4, "it waits for a row of its own"
         second.end()
-        for about in ({"w": "float64[4]"}, {"w": "float64[4]", "v": "none"}):
-            for same in compared(about, about):
+        for facts in ({"w": "float64[4]"}, {"w": "float64[4]", "v": "none"}):
+            for same in compared(facts, facts):
                 same.result(jobs.WAIT_SECS)
         many = {f"option {i}": i for i in range(6)}
         _, differing = compared({"w": "float64[4]", "b": "int32[]"} | many, {"w": "float64[5]"})
@@ -227,9 +227,9 @@ def test_two_trainings_of_one_process_may_differ():
     for seed in (0, 1):
         members = [clusters.member(hosts, index, 600.0, 600.0) for index in (0, 1)]
 
-        def train(member, about={"--seed": seed}):  # noqa: B006
+        def train(member, facts={"--seed": seed}):  # noqa: B006
             with member:
-                return member.agree(lambda: about, 3, 9), member.leave("last step")
+                return member.agree(lambda: facts, 3, 9), member.leave("last step")
 
         with concurrent.futures.ThreadPoolExecutor() as pool:
             other = pool.submit(train, members[1])

@@ -68,7 +68,7 @@ def test_a_signal_ends_the_last_evaluation_and_the_same_command_makes_up_for_it(
 def test_the_first_signal_counts_and_handlers_come_back_also_after_an_error():
     before = [signal.getsignal(number) for number in signals.STOPPING]
     received = signals.Received()
-    with pytest.raises(ZeroDivisionError), received.noted():
+    with pytest.raises(ZeroDivisionError), received.handled():
         assert received.stopping is None
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
@@ -79,7 +79,7 @@ def test_the_first_signal_counts_and_handlers_come_back_also_after_an_error():
 
 def test_a_process_that_was_forked_meanwhile_does_not_hold_the_end_up():
     """As a pool of a user's, which has all open files."""
-    with signals.Received().noted():
+    with signals.Received().handled():
         child = os.fork()
         if not child:
             time.sleep(20)

@@ -15,12 +15,12 @@ from tower_train.bench.sides import BenchmarkOptions
 def run(options: BenchmarkOptions) -> list[str]:
     """Compares the sides part by part, each in rounds of its own. Raises SideError if one dies or hangs."""
     out, machine = directory(options.out), host.describe()
-    about, rivals = trainer.about(options)
-    options = dataclasses.replace(options, dataset=about["dataset"])  # all sides train on what `auto` chose
+    common, rivals = trainer.common_facts(options)
+    options = dataclasses.replace(options, dataset=common["dataset"])  # all sides train on what `auto` chose
     parts = {}
     with tempfile.TemporaryDirectory(prefix="tower_train-") as scratch:
         places = (pathlib.Path(scratch, str(number)) for number in itertools.count())
-        for title, chosen in sides.parts(options, about, rivals).items():
+        for title, chosen in sides.parts(options, common, rivals).items():
             console.notice(f"{title}: {sides.counted(len(chosen), 'side')}")
             measured = measure.in_rounds(
                 chosen,
@@ -29,13 +29,13 @@ def run(options: BenchmarkOptions) -> list[str]:
                 options.seconds_each,
                 options.start_together,
             )
-            parts[title] = results.compare(measured, bool(about["gpus"]))
+            parts[title] = results.compare(measured, bool(common["gpus"]))
     rounds = sides.counted(options.num_rounds, "round")
     what = f"{options.batch_size} examples a step, {rounds} of {options.seconds_each:g} s"
     content = {
         "options": dataclasses.asdict(options),
         "machine": machine,
-        "about": about,
+        "about": common,
         "date": time.strftime("%Y-%m-%d %H:%M"),
         "parts": {title: [dataclasses.asdict(row) for row in rows] for title, rows in parts.items()},
     }
@@ -44,10 +44,10 @@ def run(options: BenchmarkOptions) -> list[str]:
     every_row = [row for rows in parts.values() for row in rows]
     drawn = plots.draw(parts, path.with_suffix(""))
     return [
-        *report.opening(machine, about, what),
+        *report.opening(machine, common, what),
         *tables,
         "",
-        *report.notes(every_row, about["flops_per_example"]),
+        *report.notes(every_row, common["flops_per_example"]),
         "",
         f"Written:  {', '.join(map(str, [path, *drawn]))}",
     ]

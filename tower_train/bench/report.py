@@ -7,16 +7,16 @@ from tower_train.bench.results import Figure, Result
 _IDLE_SHARE = 0.02  # of one core, from which a side that should stand still gets a warning
 
 
-def opening(machine: Mapping, about: Mapping, what: str) -> list[str]:
+def opening(machine: Mapping, common: Mapping, what: str) -> list[str]:
     """Returns the lines above the tables; `what` was measured, such as '128 examples a step, 5 rounds of 5 s'."""
     lines = [
-        f"machine:  {machine['processor']}, {machine['cores']} cores, {', '.join(about['gpus']) or 'no GPU'}, "
+        f"machine:  {machine['processor']}, {machine['cores']} cores, {', '.join(common['gpus']) or 'no GPU'}, "
         f"{machine['memory_bytes'] / 2**30:.0f} GiB",
         f"versions: {', '.join(f'{package} {version}' for package, version in machine['versions'].items())}",
-        f"data:     {about['data']}",
+        f"data:     {common['data']}",
         f"each:     {what}",
     ]
-    return lines + ([f"*** {about['notice']}"] if about["notice"] else [])
+    return lines + ([f"*** {common['notice']}"] if common["notice"] else [])
 
 
 def table(title: str, rows: Sequence[Result]) -> list[str]:

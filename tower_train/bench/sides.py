@@ -116,12 +116,12 @@ class Side:
         return self.train.endswith(":multiply")
 
 
-def torch_sides(network: str, about: dict, is_on_gpu: bool) -> list[Side]:
+def torch_sides(network: str, recipe: dict, is_on_gpu: bool) -> list[Side]:
     """Returns the sides of a network of torch_fit; none if PyTorch is not installed.
 
     Args:
       network: its name there.
-      about: numbers of the recipe.
+      recipe: its numbers.
       is_on_gpu: whether it also trains by torch.compile, which on CPUs is for other networks.
     """
     try:
@@ -131,7 +131,7 @@ def torch_sides(network: str, about: dict, is_on_gpu: bool) -> list[Side]:
     sides = []
     for form, dtype in itertools.product(("", "compiled") if is_on_gpu else ("",), ("float32", "bfloat16")):
         parts = [part for part in (form, dtype.removeprefix("float32")) if part]
-        arguments = dict(network=network, about=about, autocast=dtype != "float32", compiled=bool(form))
+        arguments = dict(network=network, recipe=recipe, autocast=dtype != "float32", compiled=bool(form))
         sides.append(
             Side(
                 "/".join(["torch", *parts]),
@@ -146,12 +146,12 @@ def torch_sides(network: str, about: dict, is_on_gpu: bool) -> list[Side]:
     return sides
 
 
-def parts(options: BenchmarkOptions, about: dict, rivals: Sequence[Side]) -> dict[str, list[Side]]:
+def parts(options: BenchmarkOptions, common: dict, rivals: Sequence[Side]) -> dict[str, list[Side]]:
     """Returns what to measure, {title: sides}; ratios are taken to the first side of a part.
 
     Args:
       options: all options.
-      about: `trainer.about`.
+      common: `trainer.common_facts`.
       rivals: other ways to train the workload.
 
     Raises:
@@ -159,28 +159,28 @@ def parts(options: BenchmarkOptions, about: dict, rivals: Sequence[Side]) -> dic
     """
 
     def has_devices(side: Side) -> bool:  # any number of logical CPU devices
-        return not about["gpus"] or side.num_devices <= len(about["gpus"])
+        return not common["gpus"] or side.num_devices <= len(common["gpus"])
 
-    found = _sweep(options) if options.sweep else {"Training": _comparison(options, about, rivals)}
+    found = _sweep(options) if options.sweep else {"Training": _comparison(options, common, rivals)}
     found = {title: list(filter(has_devices, sides)) for title, sides in found.items()}
     found = {title: sides for title, sides in found.items() if sides}
     if not found:
         raise errors.ConfigError(
             f"--systems={options.systems or '*'} matches no side that this machine has the devices for. Here are: "
-            f"{', '.join(side.name for side in _all(options, about, rivals) if has_devices(side))}."
+            f"{', '.join(side.name for side in _all(options, common, rivals) if has_devices(side))}."
         )
     return found
 
 
-def _comparison(options: BenchmarkOptions, about: dict, rivals: Sequence[Side]) -> list[Side]:
-    sides = _all(options, about, rivals)
+def _comparison(options: BenchmarkOptions, common: dict, rivals: Sequence[Side]) -> list[Side]:
+    sides = _all(options, common, rivals)
     if options.quick:
         return [side for side in sides if side.is_quick]
     patterns = (options.systems or "*").split(",")
     return [side for side in sides if any(fnmatch.fnmatchcase(side.name, pattern) for pattern in patterns)]
 
 
-def _all(options: BenchmarkOptions, about: dict, rivals: Sequence[Side]) -> list[Side]:
+def _all(options: BenchmarkOptions, common: dict, rivals: Sequence[Side]) -> list[Side]:
     """Returns the rivals, then tower_train with every tower count and dtype, then the ceilings."""
     sides = [rival for rival in rivals if options.batch_size % rival.num_devices == 0]
     dtypes = (*_DTYPES, _ON_REQUEST) if _ON_REQUEST in (options.systems or "") else _DTYPES
@@ -188,10 +188,10 @@ def _all(options: BenchmarkOptions, about: dict, rivals: Sequence[Side]) -> list
         for towers in options.tower_counts:
             name, fewest = f"{counted(towers, 'tower')}/{dtype}", towers == options.tower_counts[0]
             sides.append(_trainer(options, name, towers, dtype, is_quick=dtype == "float32" or fewest))
-            if about["gpus"]:
+            if common["gpus"]:
                 sides.append(_trainer(options, f"{name}/not compiled", towers, dtype, jit_compile="never"))
-    for dtype in dtypes if about["flops_per_example"] else ():
-        arguments = dict(dtype=dtype, device=options.device, flops_per_example=about["flops_per_example"])
+    for dtype in dtypes if common["flops_per_example"] else ():
+        arguments = dict(dtype=dtype, device=options.device, flops_per_example=common["flops_per_example"])
         name, label = f"ceiling/{dtype} matrix product", f"ceiling: matrix products, {dtype}"
         sides.append(Side(name, "tower_train.bench.trainer:multiply", arguments, 1, dtype, True, label))
     return sides

@@ -21,7 +21,7 @@ def train(
     batch_size: int,
     after_step: Callable[[float], bool],
     network: str,
-    about: dict,
+    recipe: dict,
     autocast: bool = False,
     compiled: bool = False,
     device: str = "auto",
@@ -31,7 +31,7 @@ def train(
     Args:
       request: keyword arguments of a DataRequest.
       network: name of one of NETWORKS.
-      about: numbers of the recipe, `rivals.for_torch`.
+      recipe: its numbers, `rivals.for_torch`.
       autocast: to bfloat16.
       compiled: by torch.compile, as it is by default.
       device: "cpu" for the CPU; "auto" otherwise.
@@ -40,9 +40,11 @@ def train(
     torch.backends.cudnn.benchmark = True
     torch.set_float32_matmul_precision("high")  # as TensorFlow's setting: factors of 10 bits
     data = {name: torch.from_numpy(array) for name, array in read(request, network).items()}
-    module = NETWORKS[network](about, data).to(place, memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(module.groups(), about["learning_rate"], about["momentum"], nesterov=about["nesterov"])
-    cross_entropy = nn.CrossEntropyLoss(label_smoothing=about["label_smoothing"])
+    module = NETWORKS[network](recipe, data).to(place, memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(
+        module.groups(), recipe["learning_rate"], recipe["momentum"], nesterov=recipe["nesterov"]
+    )
+    cross_entropy = nn.CrossEntropyLoss(label_smoothing=recipe["label_smoothing"])
     forward = torch.compile(module) if compiled else module
     images, labels = data["images"].to(place), data["labels"].long().to(place)
     for chosen in orders(len(labels), batch_size, place):
@@ -81,11 +83,11 @@ def orders(count: int, batch_size: int, device: torch.device) -> Iterator[torch.
 class Convnet(nn.Module):
     """The network of cifar10.convnet: float32 images [batch, 3, 24, 24] to logits."""
 
-    def __init__(self, about: dict, data: dict):
+    def __init__(self, recipe: dict, data: dict):
         super().__init__()
         self.conv1, self.conv2 = nn.Conv2d(3, 64, 5, padding=2), nn.Conv2d(64, 64, 5, padding=2)
         self.local3, self.local4, self.softmax_linear = nn.Linear(2304, 384), nn.Linear(384, 192), nn.Linear(192, 10)
-        self.norm, self.decay = nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0), about["weight_decay"]
+        self.norm, self.decay = nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0), recipe["weight_decay"]
         for layer, deviation, bias in (
             (self.conv1, 5e-2, 0.0),
             (self.conv2, 5e-2, 0.1),
@@ -123,16 +125,16 @@ class Convnet(nn.Module):
 class Cifar10_94(nn.Module):
     """The network of cifar10.cifar10_94: float32 images [batch, 3, 32, 32] to logits."""
 
-    def __init__(self, about: dict, data: dict):
+    def __init__(self, recipe: dict, data: dict):
         super().__init__()
-        self.about = about
+        self.recipe = recipe
         self.whitening = nn.Conv2d(3, data["whitening"].shape[-1], 2)
         self.convolutions, self.normalizations = nn.ModuleList(), nn.ModuleList()
         channels = self.whitening.out_channels
-        for width in about["widths"]:
+        for width in recipe["widths"]:
             for _ in range(2):
                 self.convolutions.append(nn.Conv2d(channels, width, 3, padding="same", bias=False))
-                self.normalizations.append(nn.BatchNorm2d(width, momentum=1 - about["moving_momentum"]))
+                self.normalizations.append(nn.BatchNorm2d(width, momentum=1 - recipe["moving_momentum"]))
                 channels = width
         self.head = nn.Linear(channels, 10, bias=False)
         with torch.no_grad():
@@ -149,14 +151,14 @@ class Cifar10_94(nn.Module):
             if i % 2 == 0:
                 maps = functional.max_pool2d(maps, 2)
             maps = functional.silu(normalization(maps))
-        return self.head(functional.max_pool2d(maps, 3).flatten(1)) * self.about["logit_scale"]
+        return self.head(functional.max_pool2d(maps, 3).flatten(1)) * self.recipe["logit_scale"]
 
     def groups(self) -> list[dict]:
         biases = [self.whitening.bias, *(normalization.bias for normalization in self.normalizations)]
         return [
             {"params": [convolution.weight for convolution in self.convolutions]},
-            {"params": biases, "weight_decay": self.about["bias_decay"]},
-            {"params": [self.head.weight], "weight_decay": self.about["head_decay"]},
+            {"params": biases, "weight_decay": self.recipe["bias_decay"]},
+            {"params": [self.head.weight], "weight_decay": self.recipe["head_decay"]},
         ]
 
     def augmented(self, images: torch.Tensor) -> torch.Tensor:
@@ -164,7 +166,7 @@ class Cifar10_94(nn.Module):
 
         From uint8 [batch, 32, 32, 3] to float32 [batch, 3, 32, 32], channels last.
         """
-        device, size, most = images.device, images.shape[1], self.about["most"]
+        device, size, most = images.device, images.shape[1], self.recipe["most"]
 
         def places():  # int64 [batch, size]: the source of each row or column
             shift = torch.randint(-most, most + 1, [len(images), 1], device=device)
@@ -173,16 +175,16 @@ class Cifar10_94(nn.Module):
 
         rows, columns = places(), _flipped_half(places())
         shifted = images[_batch(images), rows[:, :, None], columns[:, None, :]].float()
-        mean, deviation = (torch.tensor(self.about[name], device=device) for name in ("mean", "deviation"))
+        mean, deviation = (torch.tensor(self.recipe[name], device=device) for name in ("mean", "deviation"))
         brightness, contrast = 2 * torch.rand([2, len(images), 1, 1, 1], device=device) - 1
-        brighter = (shifted - mean) / deviation + self.about["brightness"] * brightness
-        return (brighter * (1 + self.about["contrast"] * contrast)).permute(0, 3, 1, 2)
+        brighter = (shifted - mean) / deviation + self.recipe["brightness"] * brightness
+        return (brighter * (1 + self.recipe["contrast"] * contrast)).permute(0, 3, 1, 2)
 
 
 class ResNet50(nn.Module):
     """torchvision's ResNet-50: images [batch, 3, 224, 224] to logits [batch, 1000]."""
 
-    def __init__(self, about: dict, data: dict):
+    def __init__(self, recipe: dict, data: dict):
         super().__init__()
         import torchvision
 

@@ -21,7 +21,7 @@ _MATRIX_SIZES = (512, 1024, 2048, 4096, 8192, 16384)
 _MATRIX_TRIALS, _LONGEST_TRIAL_SECS = 5, 0.05
 
 
-def about(options: BenchmarkOptions) -> tuple[dict, list[Side]]:
+def common_facts(options: BenchmarkOptions) -> tuple[dict, list[Side]]:
     """Returns what all sides share, for JSON, and the workload's rivals, from the module `rivals` beside it if there is
     one; flops_per_example is None without."""
     present = [] if options.device == "cpu" else tf.config.list_physical_devices("GPU")

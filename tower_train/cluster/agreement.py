@@ -31,39 +31,39 @@ class Agreement:
         self._task, self._heartbeat = task, heartbeat
         self._named_chief, self._comparisons = "", 0
 
-    def reach(self, about: Callable[[], Mapping], steps_done: int, last_step: int) -> tuple[int, int]:
+    def reach(self, facts: Callable[[], Mapping], steps_done: int, last_step: int) -> tuple[int, int]:
         """Waits until all workers are ready; arguments, result and errors as of Membership.agree."""
-        about = _as_read({"the list of workers": self._task.hosts, **about()})
+        facts = _as_read({"the list of workers": self._task.hosts, **facts()})
         if self._task.is_chief:
-            self._heartbeat.tell(about=about, steps=(steps_done, last_step), step=steps_done)
+            self._heartbeat.tell(facts=facts, steps=(steps_done, last_step), step=steps_done)
             self._heartbeat.tell(state=WorkerState.TRAINING, members=self._await_others())
         else:
-            chief = self._await_chief(about)
+            chief = self._await_chief(facts)
             steps_done, last_step = chief.steps
             _trained_with.add((self._task, chief.start_id))
             self._heartbeat.tell(state=WorkerState.TRAINING, step=steps_done, members=chief.members)
         return steps_done, last_step
 
-    def compare(self, about: Mapping) -> None:
+    def compare(self, facts: Mapping) -> None:
         """Makes sure that workers that have agreed mean the same; all must call it.
 
         Args:
-          about: what must be the same, by name.
+          facts: what must be the same, by name.
 
         Raises:
           ConfigError: this worker differs from the chief, which ends all.
           WorkerError: a worker is missing.
         """
         self._comparisons += 1
-        about = _as_read(about) | {_COMPARISON: self._comparisons}
-        self._heartbeat.tell(about=about)
+        facts = _as_read(facts) | {_COMPARISON: self._comparisons}
+        self._heartbeat.tell(facts=facts)
         if self._task.is_chief:
             return
-        while (self._chief.about or {}).get(_COMPARISON) != self._comparisons:
+        while (self._chief.facts or {}).get(_COMPARISON) != self._comparisons:
             self._heartbeat.tell()  # to look now
             self._heartbeat.pause()
         try:
-            self._compare(about, self._chief.about)
+            self._compare(facts, self._chief.facts)
         except errors.ConfigError as error:
             self._heartbeat.fail(error)
             raise
@@ -80,16 +80,16 @@ class Agreement:
         start_ids = [status.start_id, *(other.start_id for other in detector.statuses[1:])]
         return tuple(start_id if i in group else "" for i, start_id in enumerate(start_ids))
 
-    def _await_chief(self, about: dict) -> WorkerStatus:
+    def _await_chief(self, facts: dict) -> WorkerStatus:
         """Waits for a start of the chief that trains with this start of this worker; returns its status."""
         compared = None
         while self._heartbeat.status.start_id not in (chief := self._chief).members:
             self._wait_for_place(chief)
-            is_of_now = chief.about is not None and chief.state is not WorkerState.OVER
+            is_of_now = chief.facts is not None and chief.state is not WorkerState.OVER
             if is_of_now and chief.start_id != compared:
                 compared = chief.start_id
                 self._heartbeat.note(state=WorkerState.STARTING, chief=compared)
-                self._compare(about, chief.about)
+                self._compare(facts, chief.facts)
                 self._heartbeat.tell(state=WorkerState.READY)
             if self._heartbeat.is_displaced:
                 raise errors.ConfigError(
@@ -111,10 +111,10 @@ class Agreement:
             self._named_chief, most, step = chief.start_id, self._heartbeat.rendezvous.most, chief.step
             say(f"*** {len(chief.group)} of at most {most} train, at step {step}: waiting for a place among them.")
 
-    def _compare(self, about: dict, chiefs: dict) -> None:
+    def _compare(self, facts: dict, chiefs: dict) -> None:
         """Raises ConfigError if this worker would train something else than the chief."""
-        differing = [f"{name} is {about.get(name)}, the chief's {chiefs.get(name)}"
-                     for name in sorted({*chiefs, *about}) if chiefs.get(name) != about.get(name)]  # fmt: skip
+        differing = [f"{name} is {facts.get(name)}, the chief's {chiefs.get(name)}"
+                     for name in sorted({*chiefs, *facts}) if chiefs.get(name) != facts.get(name)]  # fmt: skip
         if len(differing) > _MOST_SHOWN:
             differing[_MOST_SHOWN:] = [f"and {len(differing) - _MOST_SHOWN} more"]
         if differing:
@@ -124,6 +124,6 @@ class Agreement:
             )
 
 
-def _as_read(about: Mapping) -> dict:
+def _as_read(facts: Mapping) -> dict:
     """Returns values as they are once the board has carried them."""
-    return json.loads(json.dumps(about))
+    return json.loads(json.dumps(facts))

@@ -50,7 +50,7 @@ class WorkerStatus:
     stalled_secs: float = 0.0  # since then
     unreached: str = ""  # the workers that it could not reach then
     waiting_secs: float = 0.0  # that it has waited for means over workers, if a program reports that
-    about: dict | None = None  # what all workers must have in common, by name; the chief's, None until it is known
+    facts: dict | None = None  # what all workers must have in common, by name; the chief's, None until it is known
     steps: tuple[int, int] | None = None  # the chief's first and last one; None until they are known
     stopped_by: str | None = None  # what ended its steps; the chief's in state OVER: what ended the run
     failure: str = ""  # in state FAILED, the error's text

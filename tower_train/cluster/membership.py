@@ -52,11 +52,11 @@ class Membership:
     def __exit__(self, kind, error, trace):
         """Leaves; the others learn of the error."""
 
-    def agree(self, about: Callable[[], Mapping], steps_done: int, last_step: int) -> tuple[int, int]:
+    def agree(self, facts: Callable[[], Mapping], steps_done: int, last_step: int) -> tuple[int, int]:
         """Waits until all workers are ready to train the same, and returns the chief's steps_done and last_step.
 
         Args:
-          about: returns what must be the same in all workers, by name.
+          facts: returns what must be the same in all workers, by name.
           steps_done, last_step: number of earlier steps, and the last one; the chief's count.
 
         Raises:
@@ -154,8 +154,8 @@ class WorkerMembership(Membership):
     def is_to_resize(self):
         return self._heartbeat.is_to_resize
 
-    def agree(self, about, steps_done, last_step):
-        steps = self.agreement.reach(about, steps_done, last_step)
+    def agree(self, facts, steps_done, last_step):
+        steps = self.agreement.reach(facts, steps_done, last_step)
         self._take_place(self._heartbeat.status.group)
         return steps
 

@@ -13,8 +13,8 @@ def chosen(data_dir: str | None) -> pathlib.Path:
 
 def default_directory() -> pathlib.Path:
     """Returns $TOWER_TRAIN_DATA, or else tower_train in the user's cache directory ($XDG_CACHE_HOME or ~/.cache)."""
-    if named := os.environ.get("TOWER_TRAIN_DATA"):
-        return expanded(named)
+    if folder := os.environ.get("TOWER_TRAIN_DATA"):
+        return expanded(folder)
     return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "tower_train"
 
 

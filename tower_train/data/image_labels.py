@@ -80,13 +80,13 @@ def _match_name(name: str) -> re.Match | None:
 def _from_table(directory: pathlib.Path, labels: str, option: str, paths: list[str]) -> tuple[dict[str, str], int]:
     """Returns {path: class}, and the number of rows that name no image."""
     table, column = _table(directory, labels, option)
-    named = {}
+    paths_by_name = {}
     # Of several files of one name the first: test/1.png often has no class, and HAM10000 is often unpacked twice.
     for path in sorted(paths, key=lambda path: not path.startswith("train")):
         for name in (path, os.path.basename(path)):
             for written in (name, name.replace(os.sep, "\\")):  # on Windows
-                named.setdefault(written, path)
-                named.setdefault(os.path.splitext(written)[0], path)
+                paths_by_name.setdefault(written, path)
+                paths_by_name.setdefault(os.path.splitext(written)[0], path)
     try:
         file = io.StringIO(files.read(table).decode("utf-8-sig"), newline="")
         separator = max(",;\t", key=file.readline().count)  # spreadsheets of some countries write semicolons
@@ -102,8 +102,8 @@ def _from_table(directory: pathlib.Path, labels: str, option: str, paths: list[s
             f"--{option}={labels}: row {uneven} of {table} has {len(rows[uneven - 2])} cells, its header "
             f"{len(header)}. Mend it: texts with commas stand in quotes."
         )
-    image = max(range(len(header)), key=lambda i: sum(row[i] in named for row in rows[:100]))
-    if not any(row[image] in named for row in rows[:100]):
+    image = max(range(len(header)), key=lambda i: sum(row[i] in paths_by_name for row in rows[:100]))
+    if not any(row[image] in paths_by_name for row in rows[:100]):
         raise errors.DataError(
             f"--{option}={labels}: no column of {table} ({', '.join(header)}) names images below {directory}. It must "
             "hold their names, with or without extension."
@@ -118,7 +118,7 @@ def _from_table(directory: pathlib.Path, labels: str, option: str, paths: list[s
         )
     place, classes, missing = header.index(column), {}, 0
     for row in filter(operator.itemgetter(place), rows):  # an image with an empty cell has no class
-        path = named.get(row[image])
+        path = paths_by_name.get(row[image])
         if path is None:
             missing += 1
         elif classes.setdefault(path, row[place]) != row[place]:

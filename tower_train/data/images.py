@@ -189,11 +189,11 @@ def _left_out(listing: Listing, bad: dict[int, str], good: np.ndarray, skip_bad:
     """Describes bad files if they may be left out; raises DataError otherwise."""
     if not bad:
         return ""
-    named = [f"{readable(listing.names[index])} {fault}" for index, fault in list(bad.items())[:_NAMED]]
+    faults = [f"{readable(listing.names[index])} {fault}" for index, fault in list(bad.items())[:_NAMED]]
     more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
     part = f" for {listing.split}, of {listing.num_all}" if listing.num_all > len(listing.names) else ""
     summary = (
-        f"{len(bad)} of {len(listing.names)} images{part} in {listing.root} cannot be used: {'; '.join(named)}{more}."
+        f"{len(bad)} of {len(listing.names)} images{part} in {listing.root} cannot be used: {'; '.join(faults)}{more}."
     )
     if not skip_bad:
         raise errors.DataError(f"{summary} Mend or remove them, or add --skip_bad_images to go on without them.")

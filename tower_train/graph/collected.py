@@ -34,21 +34,21 @@ def assigned_once(variable: tf.Variable) -> tf.Variable:
 def _assign(
     variable: tf.Variable, combine: Callable, plain: Callable, value, use_locking=None, name=None, read_value=True
 ):
-    noted = context.current().statistics
-    if noted is None or v1.get_default_graph() is not variable.graph:  # no tower, or a branch or loop of one
+    statistics = context.current().statistics
+    if statistics is None or v1.get_default_graph() is not variable.graph:  # no tower, or a branch or loop of one
         return plain(value, use_locking=use_locking, name=name, read_value=read_value)
     value = combine(variable.value(), tf.convert_to_tensor(value, variable.dtype))
     value = tf.stop_gradient(tf.ensure_shape(value, variable.shape), name=name)
     # of several assignments the last one holds, as on one device
-    noted[:] = [statistic for statistic in noted if statistic.moving is not variable]
-    noted.append(context.Statistic(variable, value, momentum=0.0, is_averaged=False))
+    statistics[:] = [statistic for statistic in statistics if statistic.moving is not variable]
+    statistics.append(context.Statistic(variable, value, momentum=0.0, is_averaged=False))
     return value if read_value else value.op
 
 
 def _read(variable: tf.Variable, plain: Callable, *args, **kwargs) -> tf.Tensor:
-    noted = context.current().statistics or ()
+    statistics = context.current().statistics or ()
     if v1.get_default_graph() is variable.graph:
-        for statistic in noted:
+        for statistic in statistics:
             if statistic.moving is variable and not statistic.momentum:
                 return statistic.value
     return plain(*args, **kwargs)
@@ -82,13 +82,13 @@ def variables_of_tower(collections: Mapping[str, Sequence[str]]) -> Iterator[Cal
             v1.get_collection_ref(name)[:] = []
         else:
             del before[name]
-    noted: set[int] = set()
+    added: set[int] = set()
 
     def note(original: str, variable: tf.Variable) -> None:
         for name in collections.get(original, (v1.GraphKeys.GLOBAL_VARIABLES,)):
             held = v1.get_collection_ref(name)
             if not any(variable is each for each in held):
-                noted.add(id(variable))
+                added.add(id(variable))
                 held.append(variable)
 
     try:
@@ -96,7 +96,7 @@ def variables_of_tower(collections: Mapping[str, Sequence[str]]) -> Iterator[Cal
     finally:
         for name in before:
             held = v1.get_collection_ref(name)
-            held[:] = before[name] + [each for each in held if id(each) not in noted]
+            held[:] = before[name] + [each for each in held if id(each) not in added]
 
 
 def whole_loss(loss: tf.Tensor, decays: Sequence[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:

@@ -156,11 +156,11 @@ def broadcast(value: tf.Tensor | None, dtype: tf.DType, shape: tf.TensorShape, s
     sent = _sent(dtype)
     if not shape.is_fully_defined():
         raise errors.GraphError(f"Only what has a known shape can be broadcast; this one is {shape}.")
-    about = dict(group_size=size, group_key=collective_key(_HOSTS), instance_key=_take(name), shape=shape)
+    arguments = dict(group_size=size, group_key=collective_key(_HOSTS), instance_key=_take(name), shape=shape)
     with tf.device(HOST):
         if value is not None:
-            return tf.cast(tf.raw_ops.CollectiveBcastSend(input=tf.cast(value, sent), **about), dtype)
-        return tf.cast(tf.raw_ops.CollectiveBcastRecv(T=sent, **about), dtype)
+            return tf.cast(tf.raw_ops.CollectiveBcastSend(input=tf.cast(value, sent), **arguments), dtype)
+        return tf.cast(tf.raw_ops.CollectiveBcastRecv(T=sent, **arguments), dtype)
 
 
 def broadcast_variables(variables: Sequence[tf.Variable], size: int, is_root: bool, series: str = "") -> tf.Operation:
@@ -168,11 +168,16 @@ def broadcast_variables(variables: Sequence[tf.Variable], size: int, is_root: bo
     done = []
     with v1.name_scope("broadcast"), tf.device(HOST):
         for variable in variables:
-            about = variable.dtype.base_dtype, variable.shape, size, f"{series} broadcast of {variable_name(variable)}"
+            arguments = (
+                variable.dtype.base_dtype,
+                variable.shape,
+                size,
+                f"{series} broadcast of {variable_name(variable)}",
+            )
             if is_root:
-                done.append(broadcast(variable.read_value(), *about).op)
+                done.append(broadcast(variable.read_value(), *arguments).op)
             else:
-                done.append(variable.assign(broadcast(None, *about), read_value=False))
+                done.append(variable.assign(broadcast(None, *arguments), read_value=False))
         return tf.group(*done)
 
 

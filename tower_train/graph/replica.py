@@ -201,7 +201,7 @@ def fingerprints(replicas: Sequence[Replica], all_reduce: AllReduce) -> tf.Tenso
 
 def _check_alike(replicas: Sequence[Replica]) -> None:
     """Raises GraphError if a tower's layers noted other statistics, or drew otherwise, than those of tower 0."""
-    noted = [
+    calls_by_tower = [
         (
             [replica.variables.canonical_name(each.moving) for each in tower.context.statistics],
             tower.context.draws.names,
@@ -209,9 +209,9 @@ def _check_alike(replicas: Sequence[Replica]) -> None:
         for replica in replicas
         for tower in replica.towers
     ]
-    for i, calls in enumerate(noted):
-        if calls != noted[0]:
-            counts, first_counts = (collections.Counter(moved) + drawn for moved, drawn in (calls, noted[0]))
+    for i, calls in enumerate(calls_by_tower):
+        if calls != calls_by_tower[0]:
+            counts, first_counts = (collections.Counter(moved) + drawn for moved, drawn in (calls, calls_by_tower[0]))
             differing = [name for name in counts | first_counts if counts[name] != first_counts[name]]
             raise errors.GraphError(
                 f"tower_{i} and tower_0 do not compute alike: {', '.join(differing) or 'layers in another order'}. Let "

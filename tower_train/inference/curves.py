@@ -90,8 +90,8 @@ def draw_curves(*train_dirs: str):
         figure = Figure(figsize=(4.2 * len(panels), 3.2 + 0.2 * len(histories)), layout="constrained")
         for axis, name in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             for i, (label, train_dir) in enumerate(zip(labels(train_dirs), train_dirs, strict=True)):
-                about = _COLORS[i % len(_COLORS)], _plain(label), _split(train_dir)
-                _draw(axis, histories[i], name.removeprefix(OF_EVALUATION), *about)
+                drawn_as = _COLORS[i % len(_COLORS)], _plain(label), _split(train_dir)
+                _draw(axis, histories[i], name.removeprefix(OF_EVALUATION), *drawn_as)
                 _draw_bands(axis, members[i], name, _COLORS[i % len(_COLORS)])
             low, high = axis.dataLim.intervaly
             is_wide = name == "loss" and 0 < 100 * low < high
@@ -187,11 +187,11 @@ def _differing(train_dirs: Sequence[str]) -> list[dict[str, str]]:
     """Returns for each run its options in which the runs differ, those that change what is learnt first."""
     runs = [json_files.read(pathlib.Path(seed_runs(train_dir)[0], json_files.RUN)) for train_dir in train_dirs]
     options = [run.get("workload_options", {}) | run.get("config", {}) for run in runs]
-    about = {name: field.metadata for name, field in Config.__dataclass_fields__.items()}
-    unnamed = {"data_dir", *(name for name in about if about[name]["group"] in _NO_LABELS)}
+    metadata = {name: field.metadata for name, field in Config.__dataclass_fields__.items()}
+    unnamed = {"data_dir", *(name for name in metadata if metadata[name]["group"] in _NO_LABELS)}
     if any(len(seed_runs(train_dir)) > 1 for train_dir in train_dirs):
         unnamed.add("seed")
-    free = [name for name in about if about[name]["resume"] == "free"]
+    free = [name for name in metadata if metadata[name]["resume"] == "free"]
     names = [name for name in options[0] if name not in unnamed and len({str(o.get(name)) for o in options}) > 1]
     return [{name: f"{name}={each.get(name)}" for name in sorted(names, key=free.__contains__)} for each in options]
 
@@ -217,8 +217,8 @@ def table(train_dirs: Sequence[str]) -> list[str]:
             known = lists[name][~np.isnan(lists[name])]
             if name != "val_epoch" and known.size:
                 split = "training" if name == "loss" else _split(train_dir)
-                about = f"{split} {name.removeprefix(OF_EVALUATION)}"
-                rows.append(("", about, *(f"{value:.4g}" for value in (known[-1], min(known), max(known)))))
+                quantity = f"{split} {name.removeprefix(OF_EVALUATION)}"
+                rows.append(("", quantity, *(f"{value:.4g}" for value in (known[-1], min(known), max(known)))))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     options = [
         f"{train_dir}: {', '.join(each.values())}" for train_dir, each in zip(train_dirs, differing, strict=True)

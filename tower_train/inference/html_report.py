@@ -158,8 +158,8 @@ def _confusion(result: Mapping) -> str:
     for name, row in zip(names, matrix, strict=True):
         cells = "".join(f"<td style='--share:{count / (sum(row) or 1):.2f}'>{count}" for count in row)
         body += f"<tr><th>{_text(name[:24])}{cells}"
-    about = _paragraph(f"Rows: true classes, columns: predicted ones, of {evaluation['data']}.")
-    return f"{about}<div class=wide><table class=matrix><tr><th>{head}{body}</table></div>"
+    caption = _paragraph(f"Rows: true classes, columns: predicted ones, of {evaluation['data']}.")
+    return f"{caption}<div class=wide><table class=matrix><tr><th>{head}{body}</table></div>"
 
 
 def _hard(looked_at: int, of: str, examples: Sequence[Hard]) -> str:

@@ -9,8 +9,10 @@ _WIDEST = 120  # columns of a confusion matrix with names over them
 
 def evaluation_lines(evaluation: Evaluation) -> list[str]:
     """Formats the metrics of an evaluation, each with its 95 % interval."""
-    about = f"{evaluation.data}, {evaluation.weights}{', several views of each' if evaluation.several_views else ''}"
-    lines = [f"step {evaluation.step}: {evaluation.num_examples} examples of {about}"]
+    described = (
+        f"{evaluation.data}, {evaluation.weights}{', several views of each' if evaluation.several_views else ''}"
+    )
+    lines = [f"step {evaluation.step}: {evaluation.num_examples} examples of {described}"]
     return lines + [with_interval(name, metric) for name, metric in evaluation.metrics.items()]
 
 

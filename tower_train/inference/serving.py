@@ -142,13 +142,13 @@ def _named(tensors: Tensors, name: str) -> Named:
 def _class_outputs(outputs: tf.Tensor, class_names: tuple[str, ...], is_multi_label: bool, is_probable: bool) -> Named:
     names = tf.constant(class_names)
     to_logits, to_probabilities = (_logit, tf.sigmoid) if is_multi_label else (tf.math.log, tf.nn.softmax)
-    named = {
+    by_name = {
         "logits": to_logits(outputs) if is_probable else outputs,
         "probabilities": outputs if is_probable else to_probabilities(outputs),
         "classes": tf.gather(names, tf.argmax(outputs, axis=-1)),
         "all_classes": tf.tile(names[tf.newaxis], [tf.shape(outputs)[0], 1]),
     }
-    return {name: value for name, value in named.items() if name != "classes" or not is_multi_label}
+    return {name: value for name, value in by_name.items() if name != "classes" or not is_multi_label}
 
 
 def _logit(probabilities: tf.Tensor) -> tf.Tensor:

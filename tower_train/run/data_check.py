@@ -58,14 +58,14 @@ def _look_at(workload: Workload, examples: Examples, seed: int) -> tuple[tuple, 
             images = _image(trained.batches[0][0])
         with v1.Session(config=config) as session:
             session.run([v1.tables_initializer(), stream.initializer])
-            named = functools.partial(
+            explained = functools.partial(
                 step_failures.explained, examples.name, workload.name, may_end=True, fault=sample.fault
             )
-            with contextlib.suppress(tf.errors.OutOfRangeError), named():
+            with contextlib.suppress(tf.errors.OutOfRangeError), explained():
                 while True:
                     parts.append(session.run((stream.batches[0], stream.counted[0])))
             if images is not None:
-                with contextlib.suppress(tf.errors.OutOfRangeError), named():
+                with contextlib.suppress(tf.errors.OutOfRangeError), explained():
                     session.run(trained.initializer)
                     first = session.run((images, _shown(trained.batches[0][1], len(examples.class_names))))
     if not parts:

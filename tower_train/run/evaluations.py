@@ -171,8 +171,8 @@ class Evaluations:
             evaluated[TEST] = test_examples
         # on the devices of the towers, whose steps wait meanwhile
         placed = devices.place(config)
-        about = config.tower_batch, config.dtype, config.ema, placed, placed.compiles(config.jit_compile)
-        self._evaluators = {split: Evaluator(self._workload, each, *about) for split, each in evaluated.items()}
+        arguments = config.tower_batch, config.dtype, config.ema, placed, placed.compiles(config.jit_compile)
+        self._evaluators = {split: Evaluator(self._workload, each, *arguments) for split, each in evaluated.items()}
 
     def close(self) -> None:
         for resource in [*self._evaluators.values(), *self._writers.values()]:

@@ -40,19 +40,19 @@ class Guard(Action):
         layout = self._training.graph.layout
         # A step that ends the run has not counted its examples.
         first = int(report.examples) - (layout.global_batch if self._skips else 0)
-        about = (
+        failure = (
             f"not finite at step {step}: "
             f"{gradients.describe_not_finite(report.finite, self._training.graph.checked, layout.num_workers)}. Its "
             f"batch: positions {first} to {first + layout.global_batch - 1} of the stream of examples"
         )
         if not self._skips:
-            raise errors.NonFiniteError(f"{about}. {_UNTOUCHED}")
+            raise errors.NonFiniteError(f"{failure}. {_UNTOUCHED}")
         self._training.skipped_steps += 1
         self._in_a_row += 1
         if self._in_a_row == _MOST_IN_A_ROW:
-            raise errors.NonFiniteError(f"{about}. It is number {self._in_a_row} in a row. {_UNTOUCHED}")
+            raise errors.NonFiniteError(f"{failure}. It is number {self._in_a_row} in a row. {_UNTOUCHED}")
         skipped = f"{self._training.skipped_steps} skipped since this start"
-        say(f"*** {about}. Skipped: the variables are as before; {skipped}.")
+        say(f"*** {failure}. Skipped: the variables are as before; {skipped}.")
 
 
 def check_variables(session: v1.Session, graph: TrainingGraph, step: int) -> None:

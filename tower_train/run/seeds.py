@@ -49,8 +49,8 @@ def lines(results: Sequence[dict]) -> list[str]:
         if all(name in result for result in results):
             metrics = [result[name]["metrics"] for result in results]
             values = {metric: [each[metric]["mean"] for each in metrics] for metric in metrics[0]}
-            about = f"{len(results)} seeds, {results[0][name]['num_examples']} examples of {results[0][name]['data']}"
-            return [about, *(f"{metric} = {_summary(each)}" for metric, each in values.items())]
+            heading = f"{len(results)} seeds, {results[0][name]['num_examples']} examples of {results[0][name]['data']}"
+            return [heading, *(f"{metric} = {_summary(each)}" for metric, each in values.items())]
     return [f"{len(results)} seeds, and no evaluation of all: --eval_at_end makes one."]
 
 

@@ -31,7 +31,7 @@ class Received:
         self._leave_at_once = leave_at_once
 
     @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
+    def handled(self) -> Iterator[None]:
         """Only notes these signals within this block, except a second SIGINT, and SIGHUP where nohup has it ignored.
 
         That one counts at once, also inside a step: a thread reads signal numbers as they come, since Python calls

@@ -113,7 +113,7 @@ def start(
             plan = make_plan(path, workload, config, run_dir, membership)
         except RunOver as over:
             return Result("", over.step, None, None, 0.0, StopReason(over.stopped_by), None)
-        with received.noted():
+        with received.handled():
             try:
                 with open_training(plan, membership, received, user_hooks) as training:
                     try:

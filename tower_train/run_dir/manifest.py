@@ -67,11 +67,11 @@ _PER_WORKER = {"task_index", "worker_hosts", "train_dir", "data_dir", "override"
 
 def same_everywhere(now: dict, workload: Workload) -> dict:
     """Returns {name: value} of all that workers of a cluster must have in common, from the content of run.json."""
-    about = {"workload": now["workload"], "code": _code_fingerprint(workload)}
-    about |= {f"data {name}": now["data"][name] for name in ("name", "num_examples", "fingerprint")}
-    about |= {f"--{name}": value for name, value in now["config"].items() if name not in _PER_WORKER}
-    about |= {f"--{name}": value for name, value in now["workload_options"].items()}
-    return about | {f"{name} version": now["versions"][name] for name in ("tower_train", "tensorflow")}
+    facts = {"workload": now["workload"], "code": _code_fingerprint(workload)}
+    facts |= {f"data {name}": now["data"][name] for name in ("name", "num_examples", "fingerprint")}
+    facts |= {f"--{name}": value for name, value in now["config"].items() if name not in _PER_WORKER}
+    facts |= {f"--{name}": value for name, value in now["workload_options"].items()}
+    return facts | {f"{name} version": now["versions"][name] for name in ("tower_train", "tensorflow")}
 
 
 def _code_fingerprint(workload: Workload) -> str:
@@ -110,23 +110,25 @@ def check_resume(
     Raises:
       RunError: it would be another run; the message lists the differences.
     """
-    return _refused_or_noted(path, before, now, override, _compared(before, now, workload_options) if before else ())
+    return _refuse_or_describe(path, before, now, override, _compared(before, now, workload_options) if before else ())
 
 
 def check_random_numbers(path: pathlib.Path, before: dict, now: dict, override: bool) -> list[str]:
     """Compares the layers that draw by example, as `check_resume` does, once the graph has told them."""
     drawn = [start.get("random_numbers", {}).get("by_example") for start in (before, now)]
     names = [", ".join(map(str, each or ["nothing"])) for each in drawn]
-    return _refused_or_noted(path, before, now, override, [("same", "what draws by example", *names)] if before else ())
+    return _refuse_or_describe(
+        path, before, now, override, [("same", "what draws by example", *names)] if before else ()
+    )
 
 
-def _refused_or_noted(path: pathlib.Path, before: dict, now: dict, override: bool, compared: Iterable) -> list[str]:
+def _refuse_or_describe(path: pathlib.Path, before: dict, now: dict, override: bool, compared: Iterable) -> list[str]:
     """Raises RunError for (rule, name, value before, value now) that differ and may not; returns lines about others."""
-    refused, noted = [], []
+    refused, changed = [], []
     for rule, name, old, new in compared:
         if old != new:
             was, now_is = ("not given" if value is None else str(value)[:_MOST_LETTERS] for value in (old, new))
-            (refused if rule == "same" else noted).append(f"{name} was {was}, now {now_is}")
+            (refused if rule == "same" else changed).append(f"{name} was {was}, now {now_is}")
     if refused and not override:
         size = before.get("global_batch", now["global_batch"])  # which another number of towers can have too
         same_batch = f" (--global_batch_size={size})" if size != now["global_batch"] else ""
@@ -134,7 +136,7 @@ def _refused_or_noted(path: pathlib.Path, before: dict, now: dict, override: boo
             f"--train_dir={path} holds another run: {'; '.join(refused)}. "
             f"Give another directory, the same options{same_batch}, or --override to go on all the same."
         )
-    return [one_line(f"Changed since the last start: {difference}.") for difference in refused + noted]
+    return [one_line(f"Changed since the last start: {difference}.") for difference in refused + changed]
 
 
 def _compared(before: dict, now: dict, workload_options: Options | None):

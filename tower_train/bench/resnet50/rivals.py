@@ -22,9 +22,9 @@ def of(options, on_gpu: bool = False) -> list[Side]:
             if form != "fit/not compiled" or on_gpu:
                 label = f"Keras {form}".replace("/", ", ") if "fit" in form else "multi_gpu_model, 1 tower"
                 sides.append(_keras(f"keras/{form}", label, dtype, **arguments))
-    recipe = resnet50.WORKLOAD.config()
-    about = dict(learning_rate=recipe.learning_rate, momentum=recipe.momentum, nesterov=False, label_smoothing=0.0)
-    return sides + torch_sides("resnet50", about, on_gpu)
+    config = resnet50.WORKLOAD.config()
+    recipe = dict(learning_rate=config.learning_rate, momentum=config.momentum, nesterov=False, label_smoothing=0.0)
+    return sides + torch_sides("resnet50", recipe, on_gpu)
 
 
 def _keras(name: str, label: str, dtype: str, **arguments) -> Side:
