@@ -10,40 +10,34 @@ import types
 from tower_train import console, errors
 from tower_train.options import command_line
 
-USAGE = """
-Runs a program of TensorFlow 1 (2016 to 2019) or of Keras 2 as it was published:
-python -m tower_train.tf1 [--check] [--num_gpus=N] PROGRAM.py [its arguments]
-
-  --check       run nothing: list the names that are not there, with lines and replacements
-  --num_gpus=N  GPUs that the program is told of on a machine without any; their part runs on the CPU
-
-Its `import tensorflow`, `import keras` and `import horovod` give the old names: docs/migration.md. Exit status: the
-program's; 2 for a name that is not there or a wrong option.
-"""
-
 
 def main(argv) -> int:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        "python -m tower_train.tf1",
+        description="Runs a program of TensorFlow 1 (2016 to 2019) or of Keras 2 as it was published, on today's "
+        "TensorFlow: docs/migration.md. Exit status: the program's; 2 for a name that is not there or a wrong option.",
+        allow_abbrev=False,
+    )
     parser.error = _refuse  # type: ignore[assignment, method-assign]
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--num_gpus", type=int, default=0)
-    parser.add_argument("words", nargs=argparse.REMAINDER)
+    parser.add_argument("--check", action="store_true", help="run nothing: list the names that are not there")
+    parser.add_argument("--num_gpus", type=int, default=0, help="GPUs that it is told of where there are none")
+    parser.add_argument("program")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
     asked = parser.parse_args(argv[1:])
-    if asked.words[:1] in (["--help"], ["-h"]):
-        console.say(USAGE.strip())
-        return 0
-    if not asked.words or asked.words[0].startswith("-"):
-        _refuse("which program?")
     from tower_train.fronts.tf1 import source
 
-    program = source.read(asked.words[0])
+    program = source.read(asked.program)
     if not program.is_of_keras_3:
         os.environ["TF_USE_LEGACY_KERAS"] = "1"  # tf.layers and the cells of RNNs are parts of Keras 2
     console.quiet_tensorflow()
     from tower_train.fronts.tf1 import views
 
     names = views.Names(program.is_of_keras_3)
-    return _check(program, names) if asked.check else _run(asked.words, program, names, asked.num_gpus)
+    return _check(program, names) if asked.check else _run(asked, program, names)
+
+
+def _refuse(reason: str):
+    raise errors.ConfigError(f"{reason}: python -m tower_train.tf1 [--check] [--num_gpus=N] PROGRAM.py [its arguments]")
 
 
 def companion(name: str) -> types.SimpleNamespace:
@@ -71,10 +65,6 @@ def _with_dimensions(function):
     return call
 
 
-def _refuse(reason: str):
-    raise errors.ConfigError(f"{reason} python -m tower_train.tf1 [--check] [--num_gpus=N] PROGRAM.py [its arguments]")
-
-
 def _check(program, names) -> int:
     missing: dict[str, dict] = {}
     for name, place in program.uses:
@@ -89,7 +79,7 @@ def _check(program, names) -> int:
     return 2 if missing else 0
 
 
-def _run(words, program, names, num_gpus: int) -> int:
+def _run(asked, program, names) -> int:
     import tensorflow as tf
 
     from tower_train.cluster import program as workers
@@ -99,12 +89,12 @@ def _run(words, program, names, num_gpus: int) -> int:
         keras_models.prepare(is_named_acc=bool({"acc", "val_acc"} & program.words))
     else:
         tf.compat.v1.disable_v2_behavior()
-    machine.prepare(num_gpus)
+    machine.prepare(asked.num_gpus)
     names.install()
     workers.leave_by_status()  # with one line for a user's mistake, and with Horovod's workers
-    sys.argv[:], sys.path[0] = words, os.path.dirname(os.path.abspath(words[0]))
+    sys.argv[:], sys.path[0] = [asked.program, *asked.arguments], os.path.dirname(os.path.abspath(asked.program))
     try:
-        runpy.run_path(words[0], run_name="__main__")
+        runpy.run_path(asked.program, run_name="__main__")
     except (Exception, KeyboardInterrupt) as error:
         sys.excepthook(type(error), error, error.__traceback__)  # tells other workers
         return 130 if isinstance(error, KeyboardInterrupt) else 1

@@ -162,8 +162,7 @@ def test_horovods_keras_trains_in_two_workers_what_numpy_trains_until_one_is_int
 
 
 def test_an_estimator_draws_and_normalizes_as_one_device_where_shapes_are_those_of_tensorflow_1(tmp_path):
-    [line] = run(ESTIMATOR, cwd=tmp_path)
-    assert line.startswith("towers:   2 equal 1 on this network")
+    assert any(line.startswith("towers:   2 equal 1 on this network") for line in run(ESTIMATOR, cwd=tmp_path))
 
 
 def test_parts_of_contrib(tmp_path):

@@ -92,17 +92,22 @@ class AdamWOptimizer(v1.train.AdamOptimizer):
 class DataSet:
     """Images [n, 784] from 0 to 1 and labels, which are taken in batches."""
 
-    def __init__(self, images, labels):
+    def __init__(self, images, labels, seed=None):
         self.images, self.labels, self.num_examples = images, labels, len(images)
-        self._order = []
+        self._order, self._random = [], np.random if seed is None else np.random.RandomState(seed)
 
     def next_batch(self, batch_size, shuffle=True):
         """Returns the next images and labels, over the ends of epochs."""
         while len(self._order) < batch_size:
             positions = np.arange(self.num_examples)
-            self._order = [*self._order, *(np.random.permutation(positions) if shuffle else positions)]
+            self._order = [*self._order, *(self._random.permutation(positions) if shuffle else positions)]
         taken, self._order = self._order[:batch_size], self._order[batch_size:]
         return self.images[taken], self.labels[taken]
+
+
+def maybe_download(filename, work_directory, source_url):
+    """Returns a file's path; loads it from source_url if it is not there."""
+    return tf_keras.utils.get_file(os.path.abspath(os.path.join(work_directory, filename)), source_url)
 
 
 def read_data_sets(
@@ -112,16 +117,16 @@ def read_data_sets(
     """Reads MNIST's four files in a folder, and loads those that are not there; the first images are for validation."""
 
     def read(name):
-        return idx.read(tf_keras.utils.get_file(os.path.abspath(f"{train_dir}/{name}.gz"), f"{source_url}{name}.gz"))
+        return idx.read(maybe_download(f"{name}.gz", train_dir, f"{source_url}{name}.gz"))
 
     def read_both(prefix):
         images, labels = read(f"{prefix}-images-idx3-ubyte"), read(f"{prefix}-labels-idx1-ubyte")
         images = images.reshape(len(images), -1) if reshape else images[..., np.newaxis]
-        return images.astype(np.float32) / 255, np.eye(10)[labels] if one_hot else labels
+        return images.astype(dtype) / 255 if dtype == np.float32 else images, np.eye(10)[labels] if one_hot else labels
 
-    images, labels = read_both("train")
+    (images, labels), first = read_both("train"), validation_size
     return types.SimpleNamespace(
-        train=DataSet(images[validation_size:], labels[validation_size:]),
-        validation=DataSet(images[:validation_size], labels[:validation_size]),
-        test=DataSet(*read_both("t10k")),
+        train=DataSet(images[first:], labels[first:], seed),
+        validation=DataSet(images[:first], labels[:first], seed),
+        test=DataSet(*read_both("t10k"), seed),
     )

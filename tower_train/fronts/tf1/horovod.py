@@ -43,23 +43,21 @@ def broadcast_at_once(value, root_rank, name=None):
     return _backend.get_session().run(horovod.broadcast(tf.constant(value), root_rank, name))
 
 
-class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):
+def BroadcastGlobalVariablesCallback(root_rank, device=""):  # noqa: N802
     """Begins with the values of one worker in all."""
-
-    def __init__(self, root_rank, device=""):
-        super().__init__()
-        self.root_rank = root_rank
-
-    def on_train_begin(self, logs=None):
-        _backend.get_session().run(horovod.broadcast_global_variables(self.root_rank))
+    return tf_keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: _backend.get_session().run(horovod.broadcast_global_variables(root_rank))
+    )
 
 
-class MetricAverageCallback(tf_keras.callbacks.Callback):
+def MetricAverageCallback():  # noqa: N802
     """Replaces an epoch's metrics by their means over workers."""
 
-    def on_epoch_end(self, epoch, logs=None):
-        for name in sorted(logs or ()):
+    def average(epoch, logs):
+        for name in sorted(logs):
             logs[name] = allreduce_at_once(np.float32(logs[name]), f"{name}_{epoch}")
+
+    return tf_keras.callbacks.LambdaCallback(on_epoch_end=average)
 
 
 class LearningRateScheduleCallback(tf_keras.callbacks.Callback):

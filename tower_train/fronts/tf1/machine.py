@@ -17,7 +17,6 @@ _tell_once = functools.cache(console.notice)
 def prepare(num_shown_gpus: int) -> None:
     """Prepares this process for a program; num_shown_gpus: GPUs that it is told of where there is none."""
     compat.keep_queues_on_host()
-    compat.restore_names_for_slim()
     compat.open_sessions_by(_configuration)
     if num_shown_gpus:
         compat.show_gpus(num_shown_gpus)

@@ -78,10 +78,9 @@ _ONE_NAME = [  # (a regular expression of the beginning of a name, the name unde
     (r"keras\.engine\.(topology|training|sequential|base_layer|input_layer)", "keras.engine"),
     (r"horovod\.tensorflow\.keras", "horovod.keras"),
     (r"tensorflow\.python\.ops\.rnn_cell_impl", "tensorflow.python.ops.rnn_cell"),
-    (r"tensorflow\.contrib\.(learn|slim)\.python\.(learn|slim)", r"tensorflow.contrib.\1"),
-    (r"tensorflow\.contrib\.(\w+)\.python(\.(ops|layers|training)(\.\w+(?=\.))?)?", r"tensorflow.contrib.\1"),
-    (r"tensorflow\.contrib\.rnn\.(core_)?rnn(_cell)?", "tensorflow.contrib.rnn"),
-    (r"tensorflow\.contrib\.learn\.(learn_runner|run_config|estimators)", "tensorflow.contrib.learn"),
+    (r"tensorflow\.contrib\.(\w+)\.python(\.(ops|layers|training|learn|slim|tpu))*", r"tensorflow.contrib.\1"),
+    (r"tensorflow\.contrib\.(\w+)\.((core_)?rnn(_cell)?|hparam|learn_runner|run_config|estimators)",
+     r"tensorflow.contrib.\1"),
     (r"tensorflow\.(contrib\.learn\.datasets|examples\.tutorials\.mnist)(\.mnist|\.base|\.input_data)?",
      "tensorflow.examples.tutorials.mnist"),
 ]  # fmt: skip

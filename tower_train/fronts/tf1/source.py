@@ -19,7 +19,7 @@ _FRONTS = {  # {a word in a program: what its towers go through}
     "MirroredStrategy": "an Estimator with a strategy, by the towers of tower_train.estimator",
     "horovod": "Horovod's workers, by tower_train.horovod",
     "Estimator": "an Estimator, by tower_train.estimator; RunConfig(num_gpus=N) gives it towers",
-    "average_gradients": "a loop over towers of its own, which is kept as it is",
+    **dict.fromkeys(("average_gradients", "num_gpus", "num_clones"), "a loop of its own, which is kept as it is"),
 }
 
 

@@ -13,6 +13,7 @@ import types
 from typing import Any
 
 from tower_train import errors
+from tower_train.fronts import compat
 from tower_train.fronts.tf1 import names
 
 
@@ -28,6 +29,7 @@ class Names:
     """The names of TensorFlow 1, Keras and Horovod as a program sees them; of_keras_3: as names.table has it."""
 
     def __init__(self, of_keras_3: bool):
+        compat.restore_names_for_slim()
         self.table = names.table(of_keras_3)
         self.find = functools.cache(self._find)
 
@@ -66,6 +68,8 @@ class Names:
                 return original(name, globals, locals, fromlist, level)
             try:
                 module = self.find(name)
+                if not isinstance(module, View):  # a function that has its module's name: arg_scope
+                    module = self.find(name.rpartition(".")[0])
                 for each in set(fromlist or ()) - {"*"}:
                     getattr(module, each)
             except NoSuchName as error:
