@@ -261,6 +261,26 @@ def test_towers_that_normalise_are_one_tower(network):
             np.testing.assert_allclose(found[name], value, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
+def test_kernels_compute_what_plain_operations_do_and_have_their_gradients():
+    """float64 has no kernels."""
+    rng = np.random.default_rng(0)
+    values = [rng.normal(2, 1, [3, 2, 4, 5]), rng.normal(size=[3, 2, 4, 5]), *rng.uniform(1, 2, [3, 5])]
+
+    def run(dtype):
+        with tf.Graph().as_default() as graph, v1.Session() as session:
+            x, grad, *of_channels = (tf.constant(value, dtype) for value in values)
+            found = [*normalization._local_moments(x, dtype), normalization._scaled(x, *of_channels)]
+            found += normalization._scaled_and_summed(grad, x, *of_channels[:2])
+            total = tf.add_n([tf.reduce_sum(tf.sin(each)) for each in found])
+            slopes = tf.gradients(total, [x, grad, *of_channels])
+            return session.run([*found, *slopes]), {op.type for op in graph.get_operations()}
+
+    (found, kernels), (expected, plain) = run(tf.float32), run(tf.float64)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+    assert {"FusedBatchNormV3", "FusedBatchNormGradV3"} <= kernels - plain
+
+
 def test_batches_in_turn_are_normalised_as_one_towers_in_turn():
     workload, examples = make()
 
