@@ -246,8 +246,8 @@ class Config(DeviceOptions):
     )
     weight_decay: float | None = option(
         None,
-        "decoupled weight decay: each step first takes the learning rate times this from all weights but biases "
-        "and normalisations; 0: none (0.004 with --optimizer=adamw, else 0)",
+        "decoupled weight decay: each step first multiplies all weights, except biases and normalisations, by 1 "
+        "- this times the learning rate; 0: none (0.004 with --optimizer=adamw, else 0)",
         OPTIMIZER,
         allowed="at least 0",
         resume="note",
@@ -377,8 +377,8 @@ class Config(DeviceOptions):
     )
     batch_norm: str = option(
         "global",
-        "batch normalisation over the global batch, as on one device, or tower by tower, as published "
-        "programs do: then N towers are not one",
+        "batch normalisation over the global batch, as on one device, or tower by tower, as in published "
+        "programs: then results depend on the number of towers",
         TRAINING,
         allowed=("global", "tower"),
         resume="note",
@@ -407,7 +407,7 @@ class Config(DeviceOptions):
         ARITHMETIC,
     )
     allow_differences: bool = option(
-        False, "train even if --check_towers finds towers that differ from one; the log and run.json tell", ARITHMETIC
+        False, "train even if --check_towers finds a difference, which the log and run.json then show", ARITHMETIC
     )
     tensor_float_32: bool | None = option(
         None,
@@ -453,8 +453,8 @@ class Config(DeviceOptions):
     )
     stall_timeout_secs: float | None = option(
         None,
-        "seconds without the end of a step after which to report what is waited for; --worker_timeout_secs later "
-        "the run ends if that is another worker or an all-reduce; 0: never (1800 with several workers or GPUs that "
+        "if no step ends for this many seconds, report what the run waits for; --worker_timeout_secs later it ends, "
+        "if that is another worker or an all-reduce; 0: never (1800 with several workers or GPUs that "
         "average, else 0)",
         FAULTS,
         allowed="at least 0",
@@ -541,8 +541,8 @@ class RecipeOptions(Options):
     )
     seeds: tuple[int, ...] | None = option(
         None,
-        "seeds, e.g. 0,1,2: trains with each in turn, in TRAIN_DIR/seed-0 and so on, and tells mean, deviation "
-        "and interval of the results",
+        "seeds, e.g. 0,1,2: trains with each in turn, in TRAIN_DIR/seed-0 and so on, and prints the mean, "
+        "deviation and interval of the results",
         ARITHMETIC,
         allowed="at least 0",
     )

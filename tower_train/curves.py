@@ -11,9 +11,9 @@ USAGE = """
 Draws the loss of training and validation, and the metrics, of runs that have been trained or still train:
 python -m tower_train.curves [options] TRAIN_DIR...
 
-Writes curves.png and curves.svg, of one run into its directory, of several into this folder, and prints the last,
-lowest and highest values. Several runs are named by one or two options in which they differ, or by their directories.
-Files that it has not drawn stay. Needs matplotlib.
+Writes curves.png and curves.svg (for one run into its directory, for several into the current folder) and prints the
+last, lowest and highest values. Several runs are named by one or two options in which they differ, or by their
+directories. Never replaces a file that it did not draw. Needs matplotlib.
 
 Exit status: 0 done, 2 an option or a file is wrong.
 """

@@ -13,9 +13,9 @@ The signature serving_default maps raw features to the network's outputs or, if 
 probabilities, the names of the most probable classes and those of the columns; the signature files does so from the
 contents of image files. TensorFlow Serving, tf.saved_model.load and saved_model_cli run them.
 
-With --keras the network of a workload that has a Keras model is written as model.keras, with the trained weights and
-the workload's `prepare` (if that is no sum over channels, as model.prepared.keras without it), as model.weights.h5, and
-the names of the classes as id2label.json. It gives logits, or with --probabilities probabilities.
+With --keras, the network of a workload that has a Keras model is written as model.keras, with the trained weights and
+the workload's `prepare` (or without it as model.prepared.keras, if `prepare` is more than a linear map), and as
+model.weights.h5; the names of the classes as id2label.json. It returns logits, or probabilities with --probabilities.
 
 What is written is loaded again and compared with the run's network.
 
