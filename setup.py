@@ -85,7 +85,6 @@ setup(
         "plots": ["matplotlib"],
         "test": [
             *ESTIMATOR,
-            "coverage",
             "hypothesis",
             "matplotlib",
             "mypy>=2,<3",
