@@ -46,10 +46,6 @@ def generator(request):
     return tf.data.Dataset.from_generator(lambda: zip(features, labels, strict=True), output_signature=spec).repeat()
 
 
-def random_map(request):
-    return in_order(request).map(lambda features, label: (features + tf.random.uniform([4]), label))
-
-
 def failing(request):
     """An operation fails at the 50th example."""
 

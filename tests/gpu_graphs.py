@@ -22,7 +22,7 @@ BATCH = 4  # examples of a tower
 _IMAGES, _MIRRORED = (32, 32, 3), "mirrored"
 # {name: (module, options of its workload, shape of an example, classes)}; resnet8 has a block of each kind.
 NETWORKS = {
-    **{name: ("cifar10", {"model": name}, _IMAGES, 10) for name in ("convnet", "cifar10_96")},
+    **{name: ("cifar10", {"model": name}, _IMAGES, 10) for name in ("convnet", "cifar10_94")},
     "resnet8": ("cifar10", {"model": "resnet20"}, _IMAGES, 10),
     "template": ("tower_train.workloads.template", {}, (2,), 3),
     **{name: ("tower_train.workloads.image_folder", {"image_size": 64} | options, (64, 64, 3), 5)
@@ -32,7 +32,7 @@ NETWORKS = {
 # Not float64, which is for comparisons: its cross-entropy has no kernel on GPUs.
 TRAINERS = {
     "convnet": dict(variable_update="cpu", ema=0.9),
-    "cifar10_96": dict(variable_update=_MIRRORED, all_reduce="nccl", dtype="float16"),
+    "cifar10_94": dict(variable_update=_MIRRORED, all_reduce="nccl", dtype="float16"),
     "resnet8": dict(variable_update=_MIRRORED, all_reduce="add_n", optimizer="momentum", clip_gradients=1.0),
     "image_folder": dict(variable_update=_MIRRORED, all_reduce="nccl", dtype="bfloat16", accumulate_steps=2),
     "VGG16": dict(variable_update=_MIRRORED, all_reduce="add_n", dtype="float16", optimizer="muon"),

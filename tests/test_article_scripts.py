@@ -1,5 +1,6 @@
 """The scripts of the articles run to their end without GPUs, and say what they measured."""
 
+import functools
 import re
 import runpy
 import subprocess
@@ -10,6 +11,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+
+import tower_train
+from tower_train import estimator
 
 # Answers for each script, of one process.
 ANSWERED = """
@@ -59,6 +63,9 @@ def run_script(name, monkeypatch, *words):
     """Runs a script here; returns its names."""
     monkeypatch.setattr(sys, "argv", ["script", *words])
     monkeypatch.setattr(tf.compat.v1.logging, "set_verbosity", lambda _: None)
+    plain = functools.partial(tower_train.multi_gpu_model, check_towers="never")  # towers are compared in tests/fronts
+    monkeypatch.setattr(tower_train, "multi_gpu_model", plain)
+    monkeypatch.setattr(estimator.RunConfig, "check_towers", "never")
     for network in ("VGG16", "VGG19"):
         monkeypatch.setattr(keras.applications, network, small_network)
     script = runpy.run_path(jobs.ROOT / "scripts" / f"{name}.py")

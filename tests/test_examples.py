@@ -106,11 +106,9 @@ def test_a_class_has_one_number_in_all_splits():
     ("labels", "reason"),
     [
         ([0.0] * 6, r"labels are float64 of shape \(6,\)"),
-        ([True] * 6, r"labels are bool of shape \(6,\)"),
         ([[0]] * 6, r"labels are int64 of shape \(6, 1\)"),
         ([["no"]] * 6, r"labels are texts of shape \(6, 1\).*as np.unique\(labels, return_inverse=True\)\[1\] makes"),
         ([0, 1, 2, 0, 0, 5], "there is a label 2; labels are 0 to 1"),
-        ([0, 1, -1, 0, 0, 0], "there is a label -1; labels are 0 to 1"),
     ],
 )
 def test_labels_that_are_no_classes_are_refused_where_classes_have_names(labels, reason):
@@ -119,7 +117,7 @@ def test_labels_that_are_no_classes_are_refused_where_classes_have_names(labels,
     Examples.from_arrays("mine", ROWS, np.array(labels))
 
 
-@pytest.mark.parametrize(("features", "labels"), [((3, 2), (4,)), ((0, 2), (0,)), ((), ()), ((3,), ())])
+@pytest.mark.parametrize(("features", "labels"), [((3, 2), (4,)), ((0, 2), (0,)), ((3,), ())])
 def test_arrays_of_different_or_no_length_are_refused_with_their_shapes(features, labels):
     with pytest.raises(DataError) as error:
         Examples.from_arrays("mine", np.zeros(features), np.zeros(labels))
@@ -145,9 +143,13 @@ def test_mistakes_in_a_fetch_are_its_own():
         Examples("mine", 6, lambda: lambda indices: (tf.gather(missing, indices), 0)).first(4)  # noqa: F821
 
 
-@pytest.mark.parametrize("count", [1, 96, 1000])
 @pytest.mark.parametrize(
-    "workload", [toy_workload.WORKLOAD, IN_ORDER, element_workloads.workload(element_workloads.ending_uncounted)]
+    ("workload", "count"),
+    [
+        (toy_workload.WORKLOAD, 1000),
+        (IN_ORDER, 1),
+        (element_workloads.workload(element_workloads.ending_uncounted), 1000),
+    ],
 )
 def test_the_first_examples_are_read_by_index_or_in_their_own_order(workload, count):
     examples = workload.examples(DataRequest("train"))

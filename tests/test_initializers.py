@@ -43,8 +43,6 @@ def centred(calls):
 @pytest.mark.parametrize(
     "options",
     [
-        dict(num_gpus=1),
-        dict(num_gpus=2),
         dict(num_gpus=2, variable_update="mirrored", check_mirrors_every_steps=1),
         dict(num_gpus=1, dtype="bfloat16"),
     ],

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import runpy
 import shutil
 import signal
 import subprocess
@@ -194,23 +195,22 @@ TFJOB = jobs.ROOT / "scripts" / "k8s" / "tfjob.yaml"
 SBATCH = jobs.ROOT / "scripts" / "slurm" / "tower_train.sbatch"
 
 
-def test_a_local_cluster_passes_on_lines_signals_and_the_chiefs_status(tmp_path):
-    options = dict(workload="norm_workload", train_dir=tmp_path, max_steps=jobs.ENDLESS, check_towers="never")
-    words = jobs.flags(batch_size=4, num_gpus=2, **options)
-    with subprocess.Popen(
-        [sys.executable, LOCAL_CLUSTER, "--workers=2", *words], env=jobs.environment(jobs.TESTS), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    ) as process:  # fmt: skip
-        lines = []
-        for line in process.stdout:
-            lines.append(line)
-            if ": step 10, loss" in line:
-                process.send_signal(signal.SIGINT)
-        assert process.wait(jobs.WAIT_SECS) == 130, lines
-    assert all(re.match(r"\[worker [01]\] ", line) for line in lines)
-    assert any("batch:    16 examples a step (2 x 4 on each of 2 workers)" in line for line in lines)
-    assert any(line.startswith("[worker 1] worker 1 (localhost:") for line in lines)
-    assert any("Stopped by SIGINT at step" in line for line in lines)
+def test_a_local_cluster_passes_on_lines_signals_and_the_chiefs_status():
+    waiting = "import signal, sys, time; signal.signal(2, lambda *_: sys.exit(130)); print('here'); time.sleep(3600)"
+    words = [sys.executable, LOCAL_CLUSTER, "--workers=2", "--", "python", "-c", waiting]
+    with subprocess.Popen(words, env=jobs.environment(), text=True, stdout=subprocess.PIPE) as process:
+        assert sorted(process.stdout.readline() for _ in range(2)) == ["[worker 0] here\n", "[worker 1] here\n"]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(jobs.WAIT_SECS) == 130
+
+
+def test_a_local_clusters_trainer_gets_its_place_beside_the_options(monkeypatch):
+    start = runpy.run_path(LOCAL_CLUSTER)["_start"]
+    monkeypatch.setattr(subprocess, "Popen", lambda words, **_: words)
+    words = start(["a:1", "b:2"], 1, ["--num_gpus=2", "--override"], None)
+    assert words[:4] == [sys.executable, "-u", "-m", "tower_train"]
+    expected = Config(num_gpus=2, override=True, worker_hosts="a:1,b:2", task_index=1)
+    assert command_line.parse(words[3:], Config, "") == expected
 
 
 def test_a_local_cluster_of_any_program_gives_each_its_place_and_words_and_no_evaluator_outlives_its_chief(tmp_path):
@@ -271,11 +271,11 @@ def test_the_batch_file_starts_again_what_lost_a_worker_or_ran_out_of_time(statu
 
 
 def test_the_measurements_of_a_gpus_speed_run_on_small_numbers_anywhere(tmp_path):
-    """Two of its parts: the others are the benchmark's, and a comparison that tests/graph/test_compiled.py makes."""
-    words = [jobs.ROOT / "scripts/gpu_speed.py", "--tiny", f"--out={tmp_path}/speed", "recipe", "profile"]
+    """One of its parts: the others are the benchmark's, a training without a profile, and a comparison that
+    tests/graph/test_compiled.py makes."""
+    words = [jobs.ROOT / "scripts/gpu_speed.py", "--tiny", f"--out={tmp_path}/speed", "profile"]
     done = jobs.command(*map(str, words))
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads((tmp_path / "speed" / "speed.json").read_text())
-    assert found["recipe"]["steps"] == 6 and 0 < found["recipe"]["without compiling"] <= found["recipe"]["seconds"]
     assert found["profile"]["launches"] == 0, "there is no GPU"
-    assert "recipe: 6 steps in" in done.stdout and "profile: GPUs work 0.00 ms a step" in done.stdout
+    assert "profile: GPUs work 0.00 ms a step" in done.stdout

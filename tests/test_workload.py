@@ -40,11 +40,8 @@ def test_a_module_of_the_current_directory_is_found_and_its_own_mistakes_are_not
         workload.load("broken_one")
 
 
-MISSING = "there is no module "
-
-
 @pytest.mark.parametrize(("path", "words"), [
-    *((path, MISSING) for path in ("no_such", "cifar10.no_such", "no_such.deeper", "", ".", ".cifar10", ":X", "a-b")),
+    *((path, "there is no module ") for path in ("no_such", "cifar10.no_such", "", ".cifar10", ":X", "a-b")),
     ("a/b.py", "Did you mean a.b?"), ("fashion_mnist", "Did you mean tower_train.workloads.fashion_mnist?"),
     ("mine:NONE", "mine has no tower_train.Workload named NONE. Define one"),
     ("json", "json has no tower_train.Workload named WORKLOAD. Define one"),
@@ -206,10 +203,10 @@ def test_a_recipe_is_the_options_it_names_with_all_that_suits_them():
     assert options == {"shift": 9.0, "loud": True}
 
 
-@pytest.mark.parametrize(("words", "rate"), [([], "0.02"), (["--shift=9"], "0.5"), (["--recipe=far"], "0.5")])
-def test_help_shows_the_values_of_the_recipe(capsys, words, rate):
+@pytest.mark.parametrize(("word", "rate"), [("--seed=0", "0.02"), ("--recipe=far", "0.5")])
+def test_help_shows_the_values_of_the_recipe(capsys, word, rate):
     with pytest.raises(SystemExit):
-        parse("--help", *words)
+        parse("--help", word)
     shown = capsys.readouterr().out
     text = re.search(r"  --learning_rate .*?(?=\n  --)", shown, re.DOTALL)[0]
     assert text.endswith(f"[{rate}]")

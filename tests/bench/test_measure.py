@@ -14,8 +14,9 @@ from tower_train.bench import measure
 from tower_train.bench.sides import BenchmarkOptions, Side
 
 
-def measured(log, live, failing=None):
-    """Measures sides a, b and c in six rounds. Their workers do 20 steps of 8 examples a second, and note it."""
+def measured(log, live, failing=None, together=False):
+    """Measures sides a, b and c in six rounds. Their workers do 20 steps of 8 examples a second, and note it, and at
+    the first how many there are."""
 
     @contextlib.contextmanager
     def start(side):
@@ -27,14 +28,18 @@ def measured(log, live, failing=None):
 
         first = {"first_step_secs": 3.0, "examples_per_step": 8, "peak_bytes": 1000, "card_bytes": 0}
         live.add(side.name)
-        yield types.SimpleNamespace(answer=lambda: first, measure=measure, stop=lambda: first | {"peak_bytes": 1001})
+        answer = lambda: counts.append(len(live)) or first  # noqa: E731
+        yield types.SimpleNamespace(answer=answer, measure=measure, stop=lambda: first | {"peak_bytes": 1001})
         live.remove(side.name)
 
-    return measure.in_rounds([Side(name, "module:train") for name in "abc"], start, 6, 0.5)
+    counts = []
+    return measure.in_rounds([Side(name, "module:train") for name in "abc"], start, 6, 0.5, together), counts
 
 
 def test_every_side_is_measured_once_a_round_in_an_order_that_changes():
-    results = measured(log := [], live := set())
+    results, counts = measured(log := [], live := set())
+    assert counts == [1, 2, 3], "they start one after the other"
+    assert measured([], set(), together=True)[1] == [3, 3, 3], "--start_together"
     orders = [tuple(log[i : i + 3]) for i in range(0, len(log), 3)]
     assert len(orders) == 6 and not live
     assert all(sorted(order) == ["a", "b", "c"] for order in orders) and len(set(orders)) > 2
@@ -42,27 +47,6 @@ def test_every_side_is_measured_once_a_round_in_an_order_that_changes():
     assert {result.peak_bytes for result in results} == {1001}
     with pytest.raises(RuntimeError):
         measured(log, live, failing="b")
-
-
-@pytest.mark.parametrize(("together", "expected"), [(False, [1, 2, 3]), (True, [3, 3, 3])])
-def test_sides_start_one_after_the_other_or_at_once(together, expected):
-    """--start_together: all processes are there before the first one answers."""
-    live, at_answers = set(), []
-
-    @contextlib.contextmanager
-    def start(side):
-        live.add(side.name)
-        told = {"first_step_secs": 3.0, "examples_per_step": 8, "peak_bytes": 1000, "card_bytes": 0}
-
-        def answer():
-            at_answers.append(len(live))
-            return told
-
-        done = {"steps": 10, "seconds": 0.5, "idle_secs": 1.0, "idle_cpu_secs": 0.0}
-        yield types.SimpleNamespace(answer=answer, measure=lambda seconds: done, stop=lambda: told)
-
-    measure.in_rounds([Side(name, "module:train") for name in "abc"], start, 1, 0.5, together)
-    assert at_answers == expected
 
 
 SCRIPTS = {  # what stands for Python in some of the processes

@@ -22,17 +22,6 @@ def names(common=ABOUT, **options):
     return [side.name for side in chosen]
 
 
-def test_everything_that_the_benchmark_promises_is_there():
-    trainers = [
-        f"tower_train/{towers}/{dtype}"
-        for dtype in ("float32", "bfloat16")
-        for towers in ("1 tower", "2 towers", "4 towers", "8 towers")
-    ]
-    ceilings = ["ceiling/float32 matrix product", "ceiling/bfloat16 matrix product"]
-    assert names() == ["port", "port/2 towers", *trainers, *ceilings]
-    assert names(ABOUT | {"flops_per_example": None}) == ["port", "port/2 towers", *trainers]
-
-
 def test_patterns_choose_sides():
     assert names(systems="port,tower_train/2*") == [
         "port", "tower_train/2 towers/float32", "tower_train/2 towers/bfloat16",
@@ -124,18 +113,6 @@ def test_several_gpus_are_held_against_as_many_ceilings():
     sides = [result("2 towers", [30.0], num_devices=2), result("4 replicas", [30.0], num_devices=4), ceiling([20.0])]
     shares = [[row.share.median for row in results.compare(sides, on_gpus)] for on_gpus in (True, False)]
     assert shares == [[0.75, 0.375, 1.0], [1.5, 1.5, 1.0]]
-
-
-def cells(line):
-    return [cell.strip() for cell in line.split("|")[1:-1]]
-
-
-def test_a_row_has_its_medians_ranges_share_memory_and_start():
-    mine = result("mine", [980.0, 1000.4, 1030.0], label="Mine", peak_bytes=700 * 2**20, first_step_secs=3.94)
-    head, _, first, last = map(cells, report.table("Training", results.compare([mine, ceiling([2000.0] * 3)])))
-    assert head[:2] == ["Training", "examples/sec"]
-    assert first == ["Mine", "1000", "980 to 1030", "1.00", "1.00 to 1.00", "0.50", "700 MiB", "3.9 s"]
-    assert last == ["ceiling/float32", "2000", "2000 to 2000", "2.00", "1.94 to 2.04", "1.00", "-", "-"]
 
 
 def test_a_side_that_does_not_stand_still_is_warned_about():

@@ -27,7 +27,6 @@ class Chief:
     ({}, [((4, 1, 3), 0, (0, 1, 3, 4))]),  # all that may take part begin at once
     ({}, [((4, 1, 2, 3), 0, (0, 1, 2, 3))]),  # and others are spare
     (dict(sizes=(1, 1)), [((), 0, (0,))]),
-    (dict(sizes=(2, 3)), [((8, 1), 0, (0, 1, 8))]),
     # Fewer begin when nobody has come for a while.
     ({}, [((), 29, None), ((3,), 0, None), ((1, 3), 29, None), ((1, 3), 29, None), ((1, 3), 2, (0, 1, 3))]),
     # Those that are left of a start begin at once.

@@ -63,8 +63,7 @@ def operation(name, strength, width, height):
     }[name]
 
 
-@pytest.mark.parametrize("shape", [(28, 28, 1), (30, 40, 3)])
-@pytest.mark.parametrize("magnitude", [9, 30])
+@pytest.mark.parametrize(("shape", "magnitude"), [((28, 28, 1), 30), ((30, 40, 3), 9)])
 def test_randaugment_is_pillows_operation_by_operation(shape, magnitude):
     cases = [(name, sign, k) for name in colours.OPERATIONS for sign in (1, -1) for k in range(4)]
     images = photos(4, shape)
@@ -80,17 +79,6 @@ def test_randaugment_is_pillows_operation_by_operation(shape, magnitude):
         # Some rotated pixels lie on the border of two; Pillow rounds some whole numbers of AutoContrast down.
         most, share = {"Rotate": (255, 0.002), "AutoContrast": (1, 0.02)}.get(name, (0, 0))
         assert differences.max() <= most and np.mean(differences > 0) <= share, (name, sign, k)
-
-
-def test_the_mean_of_a_large_image_is_that_of_pillow():
-    """Also if it is half a grey, or just below, by less than float32 tells apart."""
-    images = np.full([2, 512, 512, 1], 200, np.uint8)
-    for image, count in zip(images.reshape(2, -1), (2**17 - 1, 2**17), strict=True):
-        image[:count] = 201
-    numbers = [[(colours.OPERATIONS.index("Contrast") + 0.5) / 14, 0.5, 0, 0]] * 2
-    found = values.of(lambda: colours.randaugment(tf.constant(images), values.GivenDraws(numbers), 30))
-    for result, image in zip(found, images, strict=True):
-        np.testing.assert_array_equal(result[..., 0], np.asarray(ImageEnhance.Contrast(pillow(image)).enhance(0.1)))
 
 
 @pytest.mark.parametrize(("option", "axis"), [("flip", 2), ("vertical_flip", 1)])
@@ -158,7 +146,7 @@ def test_a_rectangle_of_some_images_is_erased(height, width):
     assert 0.3 < np.mean(found.min(axis=(1, 2, 3)) == 0) < 0.7
 
 
-@pytest.mark.parametrize("alpha", [0.1, 0.2, 1.0, 3.0, 100.0])
+@pytest.mark.parametrize("alpha", [0.1, 1.0, 100.0])
 def test_shares_are_quantiles_of_the_beta_distribution(alpha):
     lower = np.linspace(0, 0.5, 401).astype(np.float32)
     found = values.of(lambda: augmentation.beta(tf.constant(lower), alpha))

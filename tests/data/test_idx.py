@@ -20,27 +20,24 @@ def pixels(count):
     return np.random.default_rng(count).integers(0, 256, [count, 5, 4], np.uint8)
 
 
-@pytest.mark.parametrize("pack", [bytes, gzip.compress])
-@pytest.mark.parametrize("kind", CODES)
-@pytest.mark.parametrize("shape", [(7,), (2, 3, 4), (0, 4)])
-def test_values_of_every_type_and_shape_are_read_plain_and_gzipped(tmp_path, pack, kind, shape):
-    array = (np.arange(np.prod(shape)) * 37 % 120).reshape(shape).astype(kind)
-    (tmp_path / "file").write_bytes(pack(idx_files.idx(array, CODES[kind])))
-    read = idx.read(tmp_path / "file")
-    assert read.dtype == np.dtype(kind) and read.dtype.isnative
-    np.testing.assert_array_equal(read, array)
+@pytest.mark.parametrize(("pack", "shape"), [(bytes, (2, 3, 4)), (gzip.compress, (7,)), (bytes, (0, 4))])
+def test_values_of_every_type_and_shape_are_read_plain_and_gzipped(tmp_path, pack, shape):
+    for kind, code in CODES.items():
+        array = (np.arange(np.prod(shape)) * 37 % 120).reshape(shape).astype(kind)
+        (tmp_path / kind).write_bytes(pack(idx_files.idx(array, code)))
+        read = idx.read(tmp_path / kind)
+        assert read.dtype == np.dtype(kind) and read.dtype.isnative
+        np.testing.assert_array_equal(read, array)
 
 
 WHOLE = idx_files.idx(pixels(6))
 DAMAGES = {
     "empty": (b"", "begins with nothing; an idx file begins with 00 00"),
     "text": (b"<html>", "begins with 3c 68 74 6d;"),
-    "three bytes": (WHOLE[:3], "begins with 00 00 08;"),
     "unknown type": (WHOLE[:2] + b"\x0a" + WHOLE[3:], "begins with 00 00 0a 03;"),
     "no dimension": (WHOLE[:3] + b"\0" + WHOLE[4:], "begins with 00 00 08 00;"),
     "half a header": (WHOLE[:15], "ends within its header"),
     "too short": (WHOLE[:-3], "says 6 x 5 x 4 values of 1 bytes, but 117 bytes follow"),
-    "too long": (WHOLE + b"x", "but 121 bytes follow"),
     "65 dimensions": (b"\0\0\x08\x41" + b"\0\0\0\1" * 65 + b"x", "says 1 x 1 .* but 1 bytes follow"),
     "too many rows of no values": (b"\0\0\x08\x04" + bytes(4) + b"\xff" * 12, "0 x 4294967295 x .* but 0 bytes follow"),
     "lying": (WHOLE[:4] + b"\xff" * 12 + WHOLE[16:], "says 4294967295 x 4294967295 .* but 120 bytes follow"),

@@ -37,7 +37,7 @@ def train_only(tmp_path):
     return make(tmp_path / "data", *TRAIN)
 
 
-@pytest.mark.parametrize("name", ["val", "valid", "validation"])
+@pytest.mark.parametrize("name", ["val", "validation"])
 def test_there_are_three_splits(root, name):
     """Folders for validation are not tested on, and what is not there is None."""
     assert find(root, "validation") is None
@@ -220,15 +220,12 @@ MISTAKES = [  # files below the root, options, class of the error, words of its 
     (TRAIN, ASIDE | dict(group_pattern="pat"), errors.DataError, "no images of class a b to train on, of 1 groups"),
     (TRAIN, dict(validation_fraction=0.01), errors.DataError, " to validate on, of 18 groups"),
     ([*BOTH, "train/dog/1.jpg"], {}, errors.DataError, "{root}/train/dog: there is no such class in {root}/test"),
-    ([*BOTH, "test/dog/1.jpg"], {}, errors.DataError, "{root}/test/dog: there is no such class in {root}/train"),
     (None, {}, errors.DataError, "{root}: cannot be read: No such file"),
     ([], {}, errors.DataError, "{root}: holds 0 class folders, and 0 images outside of them"),
-    (["1.jpg", "2.png", "list.csv"], {}, errors.DataError, "{root}: holds 0 class folders, and 2 images outside"),
     (["train/1.jpg", "test/1.jpg"], {}, errors.DataError, "{root}/train: holds 0 class folders, and 1 images"),
     (["images/1.jpg", "images/2.jpg"], {}, errors.DataError, "{root}: holds 1 class folders, and 0 images"),
     (["a/1.jpg", "a/2.jpg", "b/deeper/1.txt"], {}, errors.DataError, "b in it holds no .jpeg, .jpg, .png, .gif, .bm"),
     ([f"below/{name}" for name in BOTH], {}, errors.DataError, "but below in it does. Give --data_dir={root}/below"),
-    ([*(f"below/{name}" for name in BOTH), "a/list.csv"], {}, errors.DataError, "but below in it does"),
     ([*(f"train/{n}_1.png" for n in "ab"), "test/o_1.png", "test/n_1.png"], NAMES, errors.DataError, "is of class n."),
     (TWO, dict(labels="none.csv"), errors.DataError, "there is no such file in {root}. Give folders, names (the cl"),
     (TWO, dict(labels="two.csv:kind"), errors.DataError, "1.jpg has a and b as kind"),

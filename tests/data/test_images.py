@@ -184,7 +184,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("cache", ["none", "memory", "disk", "auto"])
+@pytest.mark.parametrize("cache", ["none", "memory", "disk"])
 def test_bad_files_are_all_named_in_one_summary_and_left_out_where_that_is_asked_for(plain, root, cache, capfd):
     for name, (write, _) in BAD.items():
         write(root / "train" / "blåbær" / name)
@@ -261,7 +261,7 @@ def test_free_memory_is_what_linux_says_is_available(tmp_path, monkeypatch):
         assert host.free_memory() == expected
 
 
-@pytest.mark.parametrize("cache", ["none", "memory", "disk"])
+@pytest.mark.parametrize("cache", ["none", "disk"])
 def test_images_to_evaluate_on_that_are_training_images_are_told(root, cache):
     load(root, cache=cache)
     assert load(root, "test", cache=cache).notice is None

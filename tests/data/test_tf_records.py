@@ -83,7 +83,6 @@ DAMAGES = {
     "a bit of the length": (lambda path: flip(path, 3 * RECORD), 3 * RECORD),
     "a bit of a checksum": (lambda path: flip(path, 4 * RECORD - 1), 3 * RECORD),
     "a lost end": (lambda path: path.write_bytes(path.read_bytes()[: 9 * RECORD + 30]), 9 * RECORD),
-    "a length of 2**40": (lambda path: claim(path, 3 * RECORD, 2**40), 3 * RECORD),
     "a length of 2**62": (lambda path: claim(path, 3 * RECORD, 2**62), 3 * RECORD),
     "a length of 2**64 - 9": (lambda path: claim(path, 0, 2**64 - 9), 0),
     "another format": (lambda path: path.write_bytes(b"1,2,3\n" * 99), 0),
@@ -103,12 +102,10 @@ def test_a_damaged_record_is_named_by_file_and_offset(damage, offset, folder):
     ("patterns", "text"),
     [
         ("none-*", "toy: there is no file .*none-"),
-        (["empty", "none"], "toy: there is no file .*none"),
         ([], "toy: no files are named"),
         ("empty", "toy: .*empty hold no records"),
         ("folder", "folder: cannot be read: "),
         ("pipe", "pipe: cannot be read: it is no file of bytes on a disk"),
-        ("of GZIP", r"of GZIP: is compressed \(GZIP\)"),
         ("of ZLIB", r"of ZLIB: is compressed \(ZLIB\)"),
     ],
 )
@@ -116,9 +113,8 @@ def test_files_that_cannot_be_are_one_line(patterns, text, tmp_path):
     (tmp_path / "empty").touch()
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    for kind in ("GZIP", "ZLIB"):
-        write(tmp_path / f"of {kind}", *element_workloads.arrays("train"), kind)
-    patterns = [tmp_path / p for p in patterns] if isinstance(patterns, list) else tmp_path / patterns
+    write(tmp_path / "of ZLIB", *element_workloads.arrays("train"), "ZLIB")
+    patterns = tmp_path / patterns if patterns else patterns
     with pytest.raises(errors.DataError, match=text) as error:
         tf_records.examples("toy", patterns, parse)
     assert "\n" not in str(error.value)

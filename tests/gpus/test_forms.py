@@ -32,7 +32,7 @@ def test_a_layer_is_told_where_it_computes():
                 assert layers.on_gpu() == expected
 
 
-@pytest.mark.parametrize("model", ["convnet", "cifar10_96", "resnet20"])
+@pytest.mark.parametrize("model", ["convnet", "cifar10_94", "resnet20"])
 def test_no_network_changes_the_order_of_axes_on_a_gpu(model):
     workload, examples = workload_and_examples(model)
     config = workload.config(num_gpus=1, batch_size=64, summary_every_steps=0, dtype="float32")

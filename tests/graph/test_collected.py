@@ -15,8 +15,7 @@ from tower_train.workload import DataRequest
 v1 = tf.compat.v1
 
 
-@pytest.mark.parametrize("update", ["cpu", "mirrored"])
-def test_collected_losses_count_once(update):
+def test_collected_losses_count_once():
     """As regularizer=, by hand in the collection, by slim's kind of layers; also summed up in the loss."""
 
     def decay(weights):
@@ -50,13 +49,17 @@ def test_collected_losses_count_once(update):
         return trainings.train(workload, examples, 3, variable_update=update, num_gpus=2, batch_size=4, dtype="float64")
 
     expected = train(declared, softmax_cross_entropy, "cpu")
-    for inference in (declared, collected, of_layers):
-        for loss in (softmax_cross_entropy, summed):
-            trainings.assert_same(train(inference, loss, update), expected)
+    for inference, loss, update in (
+        (declared, summed, "mirrored"),
+        (collected, softmax_cross_entropy, "mirrored"),
+        (collected, summed, "cpu"),
+        (of_layers, summed, "mirrored"),
+    ):
+        trainings.assert_same(train(inference, loss, update), expected)
 
 
-@pytest.mark.parametrize("options", [dict(), dict(num_gpus=2), dict(num_gpus=2, variable_update="mirrored")])
-def test_what_a_network_assigns_is_the_mean_over_towers_once_a_step(options):
+@pytest.mark.parametrize("update", ["cpu", "mirrored"])
+def test_what_a_network_assigns_is_the_mean_over_towers_once_a_step(update):
     def network(features, training):
         count = v1.get_variable("count", [], tf.int64, v1.zeros_initializer(), trainable=False)
         mean = v1.get_variable("mean", [4], features.dtype, v1.ones_initializer(), trainable=False)
@@ -66,10 +69,8 @@ def test_what_a_network_assigns_is_the_mean_over_towers_once_a_step(options):
         return features @ v1.get_variable("w", [4, 3], features.dtype)
 
     examples = toy_workload.load(DataRequest("train"))
-    size = 96 // options.get("num_gpus", 1)  # all of them, each step
-    _, variables = trainings.train(
-        Workload("n", None, network), examples, 2, batch_size=size, dtype="float64", **options
-    )
+    options = dict(num_gpus=2, batch_size=48, dtype="float64", variable_update=update)  # all of them, each step
+    _, variables = trainings.train(Workload("n", None, network), examples, 2, **options)
     of_all = examples.first(96)[0].astype("float64").mean(axis=0)
     assert variables["count"] == 2
     assert variables["mean"] == pytest.approx(0.25 + 0.75 * of_all, rel=1e-12)
@@ -101,9 +102,7 @@ def test_towers_find_their_own_copies_in_collections_and_by_name(network):
         workload, examples = Workload("n", None, network), toy_workload.load(DataRequest("train"))
         return trainings.train(workload, examples, 3, dtype="float64", **options)
 
-    one = train(batch_size=8)
-    for update in ("cpu", "mirrored"):
-        trainings.assert_same(train(num_gpus=2, batch_size=4, variable_update=update), one)
+    trainings.assert_same(train(num_gpus=2, batch_size=4, variable_update="mirrored"), train(batch_size=8))
 
 
 def followed(features, training):

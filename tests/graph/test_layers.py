@@ -51,14 +51,14 @@ def test_frozen_variables_stay_and_have_no_slots_gradient_nor_decay():
 
 def test_evaluation_restores_frozen_variables_beside_moving_averages(tmp_path):
     config = Config(
-        train_dir=str(tmp_path), max_steps=80, check_towers="never", device="cpu", summary_every_steps=0, **OPTIONS
+        train_dir=str(tmp_path), max_steps=30, check_towers="never", device="cpu", summary_every_steps=0, **OPTIONS
     )
     tower_train.train(WORKLOAD, config)
     [found] = tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir=str(tmp_path)), WORKLOAD)
     assert found.metrics["precision @ 1"].mean > 0.6
 
 
-@pytest.mark.parametrize("epochs_seen, is_early", [(0.0, True), (1.99, True), (2.0, False), (7.5, False)])
+@pytest.mark.parametrize("epochs_seen, is_early", [(1.99, True), (2.0, False)])
 def test_early_weights_have_a_gradient_until_then(epochs_seen, is_early):
     computed = []
 
@@ -85,14 +85,7 @@ def test_early_weights_have_a_gradient_until_then(epochs_seen, is_early):
     assert len(computed) == is_early
 
 
-def test_outside_of_training_it_is_the_function():
-    with tf.Graph().as_default(), v1.Session() as session:
-        early, late = tf.constant(3.0), tf.constant(5.0)
-        outputs = layers.gradient_until(2, tf.multiply, early, late)
-        assert session.run([outputs, *tf.gradients(outputs, [early, late])]) == [15, 5, 3]
-
-
-@pytest.mark.parametrize("epochs_seen, size", [(0.0, 20), (0.99, 20), (1.0, 13), (2.5, 32), (7.0, 32)])
+@pytest.mark.parametrize("epochs_seen, size", [(0.99, 20), (1.0, 13), (7.0, 32)])
 def test_images_have_the_size_of_the_epoch(epochs_seen, size):
     images = np.random.default_rng(0).normal(size=[2, 16, 24, 3]).astype(np.float32)
     with tf.Graph().as_default(), v1.Session() as session:

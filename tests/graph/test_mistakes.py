@@ -67,11 +67,6 @@ def drawing(draw):
     return lambda x: weights(x) + 0 * tf.reduce_sum(draw())
 
 
-@tf.function
-def shuffled(x):
-    return tf.random.shuffle(x)
-
-
 def pooled(x, seed=0):
     """With a seed it draws the same regions each time."""
     return tf.nn.fractional_max_pool(tf.tile(x, [1, 2])[:, :, None, None], [1, 2, 1, 1], seed=seed)[0][:, :, 0, 0]
@@ -89,7 +84,6 @@ NETWORKS = {  # {what: (network, options, words of the GraphError)}
     "tf.Variable": (
         lambda x: x @ tf.Variable(tf.ones([4, 3]), name="k"), TWO, "^tower_1 would create the variable 'k'.*get_var",
     ),
-    "tf.Variable without a name": (lambda x: x @ tf.Variable(tf.ones([4, 3])), TWO, "create a variable without a name"),
     "a Keras layer, of every tower": (
         lambda x: keras.layers.Dense(4)(x), TWO, "would create the variable 'kernel'.* Keras layer's.*keras_network",
     ),
@@ -101,18 +95,14 @@ NETWORKS = {  # {what: (network, options, words of the GraphError)}
     "a loss that is collected only": (forgotten, {}, r"^penalty \(test_mistakes.py:\d+\) is in .*LOSSES, but not part"),
     "a factor of 0": (in_group(rate_factor=0.0), {}, "rate_factor=0.0, until_epoch=inf"),
     "a factor of NaN": (in_group(rate_factor=float("nan")), {}, "rate_factor=nan"),
-    "an infinite factor": (in_group(rate_factor=float("inf")), {}, "rate_factor=inf"),
     "an epoch before the first": (in_group(until_epoch=-1), {}, "rate_factor=1.0, until_epoch=-1"),
     "a momentum of 1": (in_group(momentum=1.0), {}, "momentum=1.0"),
     # Draws that belong to no example.
     "a rate of 1": (drawing(lambda: layers.dropout(tf.ones([8, 2]), 1.0, True)), {}, r"dropout\(rate=1.0\): the rate"),
-    "a rate below 0": (drawing(lambda: layers.dropout(tf.ones([8, 2]), -0.1, True)), {}, r"\(rate=-0.1\): the rate"),
-    "7 rows": (drawing(lambda: layers.dropout(tf.ones([7, 2]), 0.5, True)), {}, "7 rows for the tower's 8 examples"),
     "24 rows": (drawing(lambda: layers.random_normal([24], name="a")), {}, "a draws .* 24 rows .* or give the number"),
     "2 rows each": (drawing(lambda: layers.random_uniform([9], rows_per_example=2)), {}, "rows_per_example=2"),
     "no rows": (drawing(lambda: layers.random_uniform([])), {}, "no rows for the tower's 8 examples"),
     "unknown rows": (drawing(lambda: layers.dropout(v1.placeholder(tf.float32, [None]), 0.5, True)), {}, "an unknown"),
-    "1 row": (drawing(lambda: layers.dropout(tf.ones([8, 2]), 0.5, True, [1, 2])), {}, "1 rows for the tower's 8 exa"),
     "sizes": (drawing(lambda: layers.dropout(tf.ones([8, 2]), 0.5, True, [1])), {}, "1 sizes for inputs of 2"),
     "recomputed": (
         lambda x: tf.recompute_grad(lambda x: layers.dropout(x, 0.5, True))(weights(x)), {},
@@ -139,7 +129,6 @@ NETWORKS = {  # {what: (network, options, words of the GraphError)}
         lambda x: tf.map_fn(lambda row: row + tf.random.uniform([]), weights(x)), {},
         r"while \(RandomUniform, test_mistakes",
     ),
-    "in tf.function": (lambda x: weights(shuffled(x)), {}, r"\(RandomShuffle, test_mistakes"),
     "two": (lambda x: weights(tf.nn.dropout(tf.nn.dropout(x, 0.5), 0.5)), {}, r"\) and 1 more would keep"),
     "categorical": (
         lambda x: weights(x + tf.cast(tf.random.categorical(x, 1), x.dtype)), {}, r"\(Multinomial, .* Use .*random_u",
@@ -204,12 +193,9 @@ OTHERS = {  # {what: (class, fields of the workload, examples, options, words)}
     ),
     **{
         f"class_weight={text}": (CONFIG, {}, EXAMPLES, dict(class_weight=text), NO_CLASS)
-        for text in ("never:2", "3:1", "0:-1", "0:much", "0", "0:nan")
+        for text in ("never:2", "3:1", "0:-1", "0")
     },
     "weights of unknown classes": (CONFIG, {}, with_labels(None), BALANCED, "the classes of few are not at hand"),
-    "weights of classes without names": (
-        CONFIG, {}, with_labels(None, class_names=()), dict(class_weight="0:1"), "the classes of few are not at hand",
-    ),
     **{
         f"weights of classes, and {what}": (GRAPH, {}, fetching(labels), dict(class_weight="a:2"), "are no classes")
         for what, labels in (("numbers", tf.zeros_like), ("one-hot", lambda rows: tf.ones([8, 2], tf.int64)))

@@ -23,9 +23,7 @@ def rates(counts, num_examples=NUM_EXAMPLES, **options):
         return np.array([session.run(rate, {seen: count}) for count in counts])
 
 
-@pytest.mark.parametrize(
-    ("epochs", "stair"), [(2.5, 250), (3, 300), (0.0171, 1), (0.001, 1), (1e38, 2**62), (1e308, 2**62)]
-)
+@pytest.mark.parametrize(("epochs", "stair"), [(2.5, 250), (0.001, 1), (1e308, 2**62)])
 def test_the_rate_is_multiplied_by_the_factor_every_so_many_epochs(epochs, stair):
     """A whole number of examples, rounded down, at least one, and in 64 bits."""
     options, counts = dict(learning_rate=0.3, learning_rate_decay_factor=0.7), np.append(COUNTS, 10**15)
@@ -33,7 +31,7 @@ def test_the_rate_is_multiplied_by_the_factor_every_so_many_epochs(epochs, stair
     np.testing.assert_allclose(found, 0.3 * 0.7 ** (counts // stair), rtol=1e-12, atol=1e-300)
 
 
-@pytest.mark.parametrize("ends", [(4, 11), (4,), (2**62,)])
+@pytest.mark.parametrize("ends", [(4, 11), (2**62,)])
 def test_piecewise_decays_at_its_boundaries(ends):
     found = rates(COUNTS, lr_schedule="piecewise", lr_boundaries=ends, learning_rate_decay_factor=0.1)
     passed = np.sum([COUNTS >= end * NUM_EXAMPLES for end in ends], axis=0)
@@ -41,21 +39,23 @@ def test_piecewise_decays_at_its_boundaries(ends):
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"), [("linear", lambda t: 1 - t), ("cosine", lambda t: (1 + np.cos(np.pi * t)) / 2)]
+    ("kind", "expected", "stop"),
+    [
+        ("linear", lambda t: 1 - t, dict(epochs=10.0)),
+        ("cosine", lambda t: (1 + np.cos(np.pi * t)) / 2, dict(max_steps=50)),
+    ],
 )
-@pytest.mark.parametrize("stop", [dict(epochs=10.0), dict(max_steps=50)])
 def test_annealing_ends_at_zero_with_the_last_step(kind, expected, stop):
     """Both stop after 1,000 examples, at 20 examples a step."""
     found = rates(COUNTS, lr_schedule=kind, learning_rate=0.2, num_gpus=2, batch_size=10, **stop)
     np.testing.assert_allclose(found, 0.2 * expected(np.minimum(COUNTS / 1000, 1)), atol=1e-15)
 
 
-@pytest.mark.parametrize("stop", [dict(epochs=10.0), dict(max_steps=50)])
 @pytest.mark.parametrize("course", ["0:0.2,0.23:1,1:0.07", "0.1:3,0.5:0,0.75:2", "0.5:2"])
-def test_points_are_joined_by_lines(course, stop):
+def test_points_are_joined_by_lines(course):
     """Over 1,000 examples; constant before the first and after the last."""
     shares, factors = np.array([point.split(":") for point in course.split(",")], np.float64).T
-    options = dict(lr_schedule="points", lr_points=course, learning_rate=11.5, num_gpus=2, batch_size=10, **stop)
+    options = dict(lr_schedule="points", lr_points=course, learning_rate=11.5, num_gpus=2, batch_size=10, max_steps=50)
     found = rates(COUNTS, **options)
     np.testing.assert_allclose(found, 11.5 * np.interp(COUNTS / 1000, shares, factors), rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(rates(shares * 1000, **options), 11.5 * factors, rtol=1e-12, atol=1e-14)

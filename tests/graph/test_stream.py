@@ -36,13 +36,13 @@ def steps(workload, examples, num_steps, tower_batch, num_towers, seed=0, start=
 
 def chi_square(counts):
     """Against equal frequencies; 158 is exceeded with probability 1.6e-4 by 99 degrees of freedom. With fixed seeds a
-    test either always passes or never: one of the five would be a false alarm in 1 of 1,300 other generators."""
+    test either always passes or never: one of the three would be a false alarm in 1 of 2,100 other generators."""
     expected = np.sum(counts) / len(counts)
     return np.sum((counts - expected) ** 2 / expected)
 
 
 class TestOrder:
-    @pytest.mark.parametrize("num_examples", [1, 2, 3, 10, 257, 50_000])
+    @pytest.mark.parametrize("num_examples", [1, 3, 257, 50_000])
     def test_every_epoch_holds_every_example_once(self, num_examples):
         """Also one that begins within a batch, and one far away."""
         for epoch in (0, 1000, 2**40):
@@ -57,15 +57,14 @@ class TestOrder:
         assert len(set(orders)) == len(orders)
         assert tuple(range(6)) not in orders
 
-    @pytest.mark.parametrize("place", [0, 1, 99])
+    @pytest.mark.parametrize("place", [0, 99])
     def test_every_example_comes_equally_often_at_each_place_of_an_epoch(self, place):
         counts = np.bincount(indices(np.arange(5000) * 100 + place, 100), minlength=100)
         assert chi_square(counts) < 158
 
-    @pytest.mark.parametrize("epoch", [0, 1])
-    def test_neighbours_in_the_stream_lie_anywhere_in_the_data(self, epoch):
+    def test_neighbours_in_the_stream_lie_anywhere_in_the_data(self):
         """The distance from one to the next is equally often in every hundredth of the data set."""
-        distances = np.diff(indices(np.arange(50_000) + epoch * 50_000, 50_000)) % 50_000
+        distances = np.diff(indices(np.arange(50_000), 50_000)) % 50_000
         assert chi_square(np.histogram(distances, bins=100, range=(0, 50_000))[0]) < 158
 
 
@@ -78,7 +77,7 @@ def split_mix_64(key, counters):
 
 
 class TestDrawsOfExamples:
-    @pytest.mark.parametrize(("name", "count", "seed"), [("flip", 1, 0), ("flip", 3, 2**40), ("crop", 2, 1)])
+    @pytest.mark.parametrize(("name", "count", "seed"), [("flip", 1, 0), ("crop", 3, 2**40)])
     def test_they_are_those_of_the_example_in_every_epoch(self, name, count, seed):
         """In batches that span epochs of 100 too."""
         with tf.Graph().as_default(), v1.Session() as session:

@@ -29,11 +29,10 @@ def loss(logits, labels):
     return cross_entropy
 
 
-@pytest.mark.parametrize("num_towers", [1, 2])
-def test_the_tags_are_these_and_name_no_tower_and_variables_are_those_after_the_update(num_towers):
+def test_the_tags_are_these_and_name_no_tower_and_variables_are_those_after_the_update():
     rng = np.random.default_rng(0)
     examples = Examples.from_arrays("random", rng.normal(size=[8, 2, 2, 3]), rng.integers(0, 3, 8))
-    options = dict(num_gpus=num_towers, batch_size=8 // num_towers, summary_every_steps=1)
+    options = dict(num_gpus=2, batch_size=4, summary_every_steps=1)
     with trainings.opened(Workload("toy", None, inference, loss), examples, **options) as (built, session):
         serialized = session.run([built.summary, built.report])[0]
         weights = session.run({variable.op.name: variable for variable in v1.trainable_variables()})
@@ -52,12 +51,7 @@ def test_the_tags_are_these_and_name_no_tower_and_variables_are_those_after_the_
         assert shown[name].sum == pytest.approx(np.sum(value, dtype=np.float64), rel=1e-6)
 
 
-def test_images_have_one_three_or_four_channels():
-    shapes = [2, 8, 8, 1], [2, 8, 8, 3], [2, 8, 8, 4], [2, 8, 8, 5], [2, 8, 3]
-    assert [summaries.is_image(tf.zeros(shape)) for shape in shapes] == [True] * 3 + [False] * 2
-
-
-@pytest.mark.parametrize("channels", [1, 10, 64, 96, 255])
+@pytest.mark.parametrize("channels", [1, 10, 255])
 def test_a_sample_is_of_all_channels_alike(channels):
     count = 3 * 2**16 // channels
     values = np.tile(np.arange(channels, dtype=np.float32), [count, 1])
@@ -66,13 +60,3 @@ def test_a_sample_is_of_all_channels_alike(channels):
     assert 2**15 < sample.size <= 2**16
     of_each = np.bincount(sample.astype(int), minlength=channels)
     assert of_each.max() - of_each.min() <= 1
-
-
-def test_a_graph_is_written_with_shapes_and_without_large_constants():
-    with tf.Graph().as_default() as graph:
-        tf.constant(np.zeros([300, 3], np.float32), name="large")
-        tf.constant([7.0], name="small")
-    written = tf.compat.v1.GraphDef.FromString(summaries.serialized_graph(graph))
-    large, small = written.node
-    assert large.attr["_output_shapes"].list.shape == [tf.TensorShape([300, 3]).as_proto()]
-    assert not large.attr["value"].tensor.tensor_content and small.attr["value"].tensor.float_val == [7]

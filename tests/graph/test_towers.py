@@ -22,8 +22,7 @@ def initial_values(inference, loss=None, **options):
     return {name: value for name, value in values.items() if name not in COUNTERS}
 
 
-@pytest.mark.parametrize("num_towers", [1, 3])
-def test_names_of_variables_do_not_tell_of_towers(num_towers):
+def test_names_of_variables_do_not_tell_of_towers():
     """Nor those of the loss; a layer may use its variables twice, if it says so."""
 
     def network(features, training):
@@ -37,8 +36,8 @@ def test_names_of_variables_do_not_tell_of_towers(num_towers):
         return tf.reduce_mean(logits) * v1.get_variable("temperature", [], initializer=v1.ones_initializer())
 
     scopes = []
-    assert initial_values(network, loss, num_gpus=num_towers).keys() == {"layer/weights", "temperature"}
-    assert scopes == [f"tower_{i}" for i in range(num_towers)]
+    assert initial_values(network, loss, num_gpus=3).keys() == {"layer/weights", "temperature"}
+    assert scopes == ["tower_0", "tower_1", "tower_2"]
 
 
 def test_initial_values_depend_on_the_seed_and_the_name_alone():
@@ -86,7 +85,7 @@ def test_every_kind_of_initializer_that_get_variable_takes_works():
     assert np.std(found["default"]) == pytest.approx(limit / np.sqrt(3), rel=0.01)  # 6 deviations: 2e-9 of seeds
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_floating_point_features_are_cast_and_variables_are_never_below_float32(dtype):
     """A step of 2^-12 is lost where numbers below 1 lie 2^-8 or 2^-11 apart, and kept in float32."""
     seen = []

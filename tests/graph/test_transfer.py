@@ -19,7 +19,7 @@ from tower_train.graph import stream, transfer
 from tower_train.graph.layout import Layout
 from tower_train.workload import DataRequest, Examples, Workload
 
-STEPS = 4
+STEPS = 3
 OPTIONS = dict(num_gpus=2, batch_size=4, learning_rate=0.05, ema=0.0)
 
 
@@ -58,14 +58,13 @@ TOY = toy_workload.WORKLOAD
 WORKLOADS = {
     "by index": TOY,
     "of many types": dataclasses.replace(TOY, examples=of_many_types, inference=of_types, augment=of_unknown_width),
-    "in their order": element_workloads.IN_ORDER,
     "shuffled": dataclasses.replace(TOY, examples=shuffled),
 }
 
 
 @pytest.mark.parametrize(
     ("kind", "augment_on"),
-    [("by index", "device"), ("of many types", "host"), ("in their order", "device"), ("shuffled", "host")],
+    [("by index", "device"), ("of many types", "host"), ("shuffled", "device")],
 )
 def test_every_step_and_every_resume_is_that_of_an_unstaged_run(kind, augment_on, monkeypatch):
     """Resumed in another session, and in the same one, every other time after a step that failed half way."""
@@ -200,9 +199,7 @@ def test_where_examples_are_augmented_and_whether_they_come_before_their_step(
     assert transfer.choose_transfer(wanted, workload, examples, towers) == transfer.Transfer(there, staged, 0, note)
 
 
-@pytest.mark.parametrize(
-    ("model", "as_gpus_do"), [("convnet", False), ("convnet", True), ("cifar10_94", False), ("resnet20", False)]
-)
+@pytest.mark.parametrize(("model", "as_gpus_do"), [("convnet", True), ("cifar10_94", False)])
 def test_images_are_the_same_to_the_bit_wherever_they_are_augmented(model, as_gpus_do, cifar10_dir, monkeypatch):
     """GPUs make sums and copies otherwise, since they round the factors of products."""
     workload = cifar10.WORKLOAD.with_options({"model": model})

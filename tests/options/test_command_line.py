@@ -64,24 +64,19 @@ def test_help_shows_every_option_with_its_default_and_does_not_import_tensorflow
             assert text[:2] + text[-1] == " []" and type(default)(text[2:-1]) == default
 
 
-@pytest.mark.parametrize(
-    ("script", "module"), [("tower-train", "tower_train"), ("tower-train-find-rate", "tower_train.find_rate")]
-)
-def test_a_console_script_is_the_command_of_its_name(without_tensorflow, tmp_path, script, module):
-    (tmp_path / script).write_text("from tower_train import console_scripts\nconsole_scripts.run()\n")
+def test_a_console_script_is_the_command_of_its_name(without_tensorflow, tmp_path):
+    script = tmp_path / "tower-train-find-rate"
+    script.write_text("from tower_train import console_scripts\nconsole_scripts.run()\n")
     environment = os.environ | {"PYTHONPATH": str(jobs.ROOT)}
-    shown = subprocess.run(
-        [sys.executable, tmp_path / script, "--help"], env=environment, capture_output=True, text=True
-    )
-    assert shown.returncode == 0 and shown.stdout == without_tensorflow(module, "--help").stdout
+    shown = subprocess.run([sys.executable, script, "--help"], env=environment, capture_output=True, text=True)
+    assert shown.returncode == 0 and shown.stdout == without_tensorflow("tower_train.find_rate", "--help").stdout
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_closed_standard_streams_change_no_status(closed):
-    for words, status in (("--help", 0), ("--train_dir", 2)):
-        command = f"{shlex.quote(sys.executable)} -m tower_train {words} {closed}"
-        done = subprocess.run(command, shell=True, cwd=jobs.ROOT, capture_output=True, text=True)
-        assert done.returncode == status and "Traceback" not in done.stderr
+@pytest.mark.parametrize(("words", "closed"), [("--help", ">&-"), ("--train_dir", "2>&-"), ("--train_dir", "<&- >&-")])
+def test_closed_standard_streams_change_no_status(words, closed):
+    command = f"{shlex.quote(sys.executable)} -m tower_train {words} {closed}"
+    done = subprocess.run(command, shell=True, cwd=jobs.ROOT, capture_output=True, text=True)
+    assert done.returncode == (0 if words == "--help" else 2) and "Traceback" not in done.stderr
 
 
 def test_help_comes_within_a_second():
@@ -92,13 +87,12 @@ def test_help_comes_within_a_second():
     assert after.children_user + after.children_system - before.children_user - before.children_system < 1
 
 
-@pytest.mark.parametrize("columns", [80, 120])
-def test_help_is_as_wide_as_the_terminal_and_begins_with_the_twenty_most_used_options(monkeypatch, capsys, columns):
-    monkeypatch.setenv("COLUMNS", str(columns))
+def test_help_is_as_wide_as_the_terminal_and_begins_with_the_twenty_most_used_options(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "120")
     with pytest.raises(SystemExit):
         __main__.parse(["tower_train", "--help"])
     shown = capsys.readouterr().out
-    assert columns - 8 < max(map(len, shown.splitlines())) <= columns
+    assert 112 < max(map(len, shown.splitlines())) <= 120
     [first, *others] = re.findall(r"^(\S.*):\n((?:  .*\n)+)", shown, re.MULTILINE)
     assert first[0] == "Most used" and re.findall(r"^  --(\w+)", first[1], re.MULTILINE) == list(MOST_USED)
     assert len(MOST_USED) == 20
@@ -145,7 +139,7 @@ WORDS = strategies.builds(
 )
 
 
-@hypothesis.settings(max_examples=300, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=100, deadline=None, derandomize=True)
 @hypothesis.given(words=strategies.lists(WORDS | strategies.text(max_size=10), min_size=1, max_size=3))
 def test_any_command_line_is_a_config_or_a_config_error(words):
     hypothesis.assume(not {"help", "h", "?", "helpshort", "helpfull", "flagfile"} & {w.strip("-") for w in words})

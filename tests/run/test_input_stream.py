@@ -30,7 +30,6 @@ def test_a_killed_run_goes_on_as_if_nobody_had_killed_it(whole_run, tmp_path, ca
     assert jobs.saved_steps(killed) == [15]
     for number, (assert_same, towers) in enumerate((
         (jobs.assert_identical, dict(num_gpus=2)),
-        (jobs.assert_close, dict(num_gpus=1, batch_size=8, accumulate_steps=2)),
         (jobs.assert_close, dict(num_gpus=4, batch_size=4, variable_update="mirrored")),
     )):  # fmt: skip
         run = shutil.copytree(killed, tmp_path / f"run{number}")
@@ -71,11 +70,10 @@ def claiming(count, make=element_workloads.in_order):
     return dataclasses.replace(element_workloads.IN_ORDER, examples=examples)
 
 
-@pytest.mark.parametrize("count", [48, 51])
-def test_evaluation_refuses_another_number_of_examples_than_claimed(count, tmp_path):
+def test_evaluation_refuses_another_number_of_examples_than_claimed(tmp_path):
     """In steps of 16, of which there is one more than should be needed."""
-    workload = claiming(count, element_workloads.ending_uncounted)
-    why = f"failed: test: gave 50 examples or more, where there should be {count}."
+    workload = claiming(48, element_workloads.ending_uncounted)
+    why = "failed: test: gave 50 examples or more, where there should be 48."
     with pytest.raises(errors.EvaluationError, match=why):
         jobs.train_toy(tmp_path, workload=workload, max_steps=10, eval_every_steps=10)
 
@@ -96,7 +94,6 @@ def test_a_number_that_is_known_is_compared_before_the_first_step(make, given, t
         ("ending", 8, "its dataset ends after 96 examples, and this run takes 112. Make it endless"),
         ("ending_uncounted", 8, "its dataset ended before the last step. Make it endless"),
         ("generator", 8, "its dataset cannot be saved in a checkpoint"),
-        ("random_map", 8, "its dataset cannot be saved in a checkpoint"),
         ("failing", 8, "the input failed: no such row"),  # in a step
         ("failing", 32, "the input failed: no such row"),  # before the first one
     ],
