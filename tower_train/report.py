@@ -11,8 +11,7 @@ USAGE = """
 Writes a run, also one that trains, as one HTML file for any browser, without network: python -m tower_train.report
 [options] TRAIN_DIR
 
-Writes TRAIN_DIR/report.html; never replaces a file that it did not write. Exit status: 0 done, 2 an option or a file
-is wrong.
+Writes TRAIN_DIR/report.html, unless another file is there. Exit status: 0 done, 2 an option or a file is wrong.
 """
 
 

@@ -3,7 +3,6 @@
 import base64
 import contextlib
 import html
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from tower_train import errors
@@ -34,6 +33,7 @@ svg { display: block; width: 100%; height: 9rem; margin: .3rem 0; overflow: visi
 polyline { fill: none; stroke: currentcolor; stroke-width: 2px; vector-effect: non-scaling-stroke; }
 </style><h1>TITLE</h1>"""
 _MOST_CLASSES, _MOST_NAMES, _MOST_POINTS = 30, 100, 400
+_FIELDS = "devices", "num_parameters", "global_batch"  # of run.json
 _SPLITS = {"evaluation": "test", "validation": "validation", "train_evaluation": "training"}
 
 
@@ -58,7 +58,7 @@ def render(run_dir: directory.RunDirectory, hard: tuple[int, str, Sequence[Hard]
         "Data": _data(run["data"]),
         "Several towers and one": _paragraph(run.get("compared_with_one_tower", {}).get("line", "")),
         "Options": _options(run),
-        "Environment": _environment(run),
+        "Environment": _table([*run.get("versions", {}).items(), *((name, run.get(name)) for name in _FIELDS)]),
     }.items():
         page += [f"<h2>{name}</h2>", content] if content else []
     return "".join(page)
@@ -81,10 +81,6 @@ def _table(rows: Sequence[Sequence], head: Iterable[str] = ()) -> str:
     return f"<div class=wide><table><tr>{''.join(f'<th>{cell}' for cell in head)}{cells}</table></div>" if rows else ""
 
 
-def _folded(summary: str, content: str) -> str:
-    return f"<details><summary>{summary}</summary>{content}</details>"
-
-
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
@@ -100,10 +96,10 @@ def _state(run_dir: directory.RunDirectory, result: Mapping, lists: Mapping) -> 
 def _results(result: Mapping, best: Mapping, lists: Mapping) -> str:
     rows = []
     for evaluation, split in ((result[name], split) for name, split in _SPLITS.items() if name in result):
+        count = f"{evaluation['num_examples']} {split}"
         for metric, value in evaluation["metrics"].items():
             interval = "" if value["low"] is None else f"{value['low']:.3f} to {value['high']:.3f}"
-            of = f"{evaluation['num_examples']} {split}"
-            rows.append([metric, _number(value["mean"]), interval, of, evaluation["step"]])
+            rows.append([metric, _number(value["mean"]), interval, count, evaluation["step"]])
     if not rows and "val_step" in lists:  # it trains, and has no result yet
         rows = [[name, _number(lists[f"val_{name}"][-1]), "", "", lists["val_step"][-1]] for name in _metrics(lists)]
     if best:
@@ -126,23 +122,21 @@ def _curves(lists: Mapping[str, list]) -> str:
 
 
 def _figure(name: str, *curves: tuple[Sequence[float], Sequence[float | None]]) -> str:
-    """Draws a curve of training and one of evaluations over epochs, on a logarithmic scale if values differ by more
-    than 100 times."""
+    """Draws a curve of training and one of evaluations over epochs."""
     known = [[(x, y) for x, y in zip(xs, ys, strict=False) if y is not None] for xs, ys in curves]
     ys, last = [y for pairs in known for _, y in pairs], max([x for pairs in known for x, _ in pairs], default=0) or 1
     if not ys:
         return ""
-    scaled, scale = (math.log10, ", logarithmic") if 0 < 100 * min(ys) < max(ys) else (float, "")
-    low, high = scaled(min(ys)), scaled(max(ys))
+    low, high = min(ys), max(ys)
     legend = lines = ""
     for kind, what, pairs in zip(("first", "second"), ("training", "evaluation"), known, strict=True):
         if pairs:
             pairs = [*pairs[:: -(-len(pairs) // _MOST_POINTS)], pairs[-1]]  # one point twice is drawn as a dot
-            points = [f"{300 * x / last:.1f},{99 - 98 * (scaled(y) - low) / (high - low or 1):.1f}" for x, y in pairs]
+            points = [f"{300 * x / last:.1f},{99 - 98 * (y - low) / (high - low or 1):.1f}" for x, y in pairs]
             lines += f"<polyline class={kind} points='{' '.join(points)}' />"
             legend += f" <span class={kind}>{what}</span>"
     svg = f"<svg viewBox='0 0 300 100' preserveAspectRatio=none>{lines}</svg>"
-    below = f"0 to {_number(last)} epochs, {_number(min(ys))} to {_number(max(ys))}{scale}"
+    below = f"0 to {_number(last)} epochs, {_number(low)} to {_number(high)}"
     return f"<div><strong>{_text(name)}</strong>{legend}{svg}<small>{below}</small></div>"
 
 
@@ -165,9 +159,8 @@ def _confusion(result: Mapping) -> str:
 def _hard(looked_at: int, of: str, examples: Sequence[Hard]) -> str:
     cells = []
     for each in examples:
-        picture = base64.b64encode(each.picture or b"").decode()
-        shown = f"<img alt='' src='data:image/png;base64,{picture}'>" if picture else ""
-        cells.append(f"<div>{shown}{_text(each.words)}<br><small>loss {_number(each.loss)}</small></div>")
+        shown = each.picture and f"<img alt='' src='data:image/png;base64,{base64.b64encode(each.picture).decode()}'>"
+        cells.append(f"<div>{shown or ''}{_text(each.words)}<br><small>loss {_number(each.loss)}</small></div>")
     return _paragraph(f"Of {looked_at} examples of {of}.") + _grid("8.5rem", cells)
 
 
@@ -176,7 +169,7 @@ def _data(data: Mapping) -> str:
     rows = [(name, data.get(name)) for name in ("name", "num_examples", "fingerprint", "notice") if data.get(name)]
     classes = _table([[name, *counts[i : i + 1]] for i, name in enumerate(names[:_MOST_NAMES])])
     many = f"{len(names)} classes{f', the first {_MOST_NAMES}' if len(names) > _MOST_NAMES else ''}"
-    return _table(rows) + _folded(many, classes) if names else _table(rows)
+    return _table(rows) + (f"<details><summary>{many}</summary>{classes}</details>" if names else "")
 
 
 def _options(run: Mapping) -> str:
@@ -184,9 +177,4 @@ def _options(run: Mapping) -> str:
     given, rest = [], []
     for name, value in {**run["config"], **run.get("workload_options", {})}.items():
         (rest if as_text(value) == usual.get(name) else given).append((f"--{name}", as_text(value)))
-    return _table(given) + _folded("with their default values", _table(rest))
-
-
-def _environment(run: Mapping) -> str:
-    rows = [*run.get("versions", {}).items(), ("devices", ", ".join(map(str, run.get("devices", []))))]
-    return _table([*rows, ("parameters", run.get("num_parameters")), ("global batch", run.get("global_batch"))])
+    return f"{_table(given)}<details><summary>with their default values</summary>{_table(rest)}</details>"
