@@ -95,9 +95,13 @@ def _run(asked, program, names) -> int:
     sys.argv[:], sys.path[0] = [asked.program, *asked.arguments], os.path.dirname(os.path.abspath(asked.program))
     try:
         runpy.run_path(asked.program, run_name="__main__")
-    except (Exception, KeyboardInterrupt) as error:
+    except KeyboardInterrupt as error:
+        if workers.is_initialized():  # Horovod's, which would wait for this one
+            workers.current().shutdown(error)
+        raise
+    except Exception as error:
         sys.excepthook(type(error), error, error.__traceback__)  # tells other workers
-        return 130 if isinstance(error, KeyboardInterrupt) else 1
+        return 1
     return 0
 
 
