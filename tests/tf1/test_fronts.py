@@ -29,6 +29,7 @@ layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", input_
 model = keras.models.Sequential([layer])
 model.compile(keras.optimizers.SGD(lr=0.1, decay=0.5), "mse", metrics=["accuracy"])
 callbacks = [keras.callbacks.ModelCheckpoint("{epoch}.hdf5", period=2, monitor="acc", save_weights_only=True)]
+assert keras.callbacks.ReduceLROnPlateau(monitor="val_acc", epsilon=0.5).min_delta in (0.5, -0.5)
 x, y = np.ones([4, 1], np.float32), np.ones([4, 1], np.float32)
 batches = ((x, y) for _ in range(4))
 history = model.fit_generator(batches, steps_per_epoch=2, epochs=2, workers=2, max_q_size=9, verbose=0,

@@ -52,8 +52,10 @@ def prepare(is_named_acc: bool) -> None:
             setattr(keras.Model, alias, _without_workers(getattr(keras.Model, name)))
     for name in ("SGD", "RMSprop", "Adagrad", "Adadelta", "Adam", "Adamax", "Nadam"):
         optimizer = getattr(keras.optimizers, name)
-        optimizer.__init__ = _with_decay(optimizer.__init__)
+        optimizer.__init__ = _with_decay(_renamed(optimizer.__init__, "lr", "learning_rate"))
         setattr(keras.optimizers, name.lower(), optimizer)
+    plateau = keras.callbacks.ReduceLROnPlateau
+    plateau.__init__ = _renamed(plateau.__init__, "epsilon", "min_delta")
     keras.callbacks.ModelCheckpoint = ModelCheckpoint
     keras.Model.save_weights = _under_any_name(keras.Model.save_weights)
     keras.saving.get_custom_objects().update(mse=keras.losses.mean_squared_error, mae=keras.losses.mean_absolute_error)
@@ -69,11 +71,17 @@ def _without_workers(function):
     return call
 
 
+def _renamed(function, old: str, new: str):
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        return function(*args, **{new if name == old else name: value for name, value in kwargs.items()})
+
+    return call
+
+
 def _with_decay(init):
     @functools.wraps(init)
     def call(self, *args, decay=0.0, **kwargs):
-        if "lr" in kwargs:
-            kwargs["learning_rate"] = kwargs.pop("lr")
         init(self, *args, **{name: value for name, value in kwargs.items() if value is not None})  # epsilon=None
         if decay:
             rate = float(self.learning_rate)
