@@ -101,10 +101,9 @@ def timed(shown):
     return int(re.search(r"'global_step': (?:np\.int64\()?(\d+)", evaluated)[1])
 
 
-def test_fashion_mnist_as_an_estimator():
-    done = jobs.command("scripts.estimator_fashion_mnist", "--batch_size=1000")
-    assert done.returncode == 0, done.stderr
-    assert timed(done.stdout) == 3  # 6000 images, 2 towers of 1000
+def test_fashion_mnist_as_an_estimator(monkeypatch, capsys):
+    run_script("estimator_fashion_mnist", monkeypatch, "--batch_size=1000")
+    assert timed(capsys.readouterr().out) == 3  # 6000 images, 2 towers of 1000
 
 
 def test_retinal_images_from_folders_have_pixels_from_0_to_1(tmp_path, monkeypatch, capsys):

@@ -16,19 +16,6 @@ def operation(name, start, end):
     return Operation(name, "/cpu:0", start, end)
 
 
-def test_an_operation_belongs_to_its_outermost_name_scope():
-    parts = {
-        "IteratorGetNext": "input wait",
-        "next_batch/IteratorGetNext": "input wait",
-        "tower_12/gradients/tower_12/local3/MatMul_grad/MatMul": "tower_12",
-        "ConstantFolding/tower_1/gradients/tower_1/conv2/Conv2D_grad/ShapeN-matshapes-0": "tower_1",
-        "GroupCrossDeviceControlEdges_0/ConstantFolding/tower_1/gradients/ShapeN-matshapes-1/_7": "tower_1",
-        "Func/train/then/_90/input/_295": "train",
-        "floordiv": "floordiv",
-    }
-    assert {name: operation(name, 0, 1).part for name in parts} == parts
-
-
 def seconds_of(*spans):
     """Of (operation, start, end)."""
     return attribution.seconds_by_part([operation(*span) for span in spans])

@@ -16,14 +16,14 @@ from tower_train.cluster.rendezvous import Memory
 
 
 def test_two_mirrored_workers_with_unequal_parts_then_one_and_then_none_that_is_elastic_are_one_tower(tmp_path):
-    """Of three hosts with two towers each: 4 batches and 2, then 6, then 6 of a run by itself."""
+    """Of three hosts: 2 batches and 1, then 3, then 3 of a run by itself."""
     train_dir, options = tmp_path / "run", clusters.NORM | dict(variable_update="mirrored", all_reduce="collective")
     for absent, least, steps in (([1], 2, 4), ([1, 2], 1, 7)):
-        changes = dict(num_gpus=2, max_steps=steps, elastic=f"{least}:3", worker_timeout_secs=0.5)
+        changes = dict(max_steps=steps, elastic=f"{least}:3", worker_timeout_secs=0.5)
         results = clusters.train_together(train_dir, 3, absent=absent, **(options | changes))
         assert [result.step for result in results] == [steps] * len(results), results
-    jobs.train_toy(train_dir, **(options | dict(num_gpus=2, accumulate_steps=3, max_steps=9)))
-    jobs.train_toy(tmp_path / "alone", **(clusters.NORM | dict(accumulate_steps=6, max_steps=9)))
+    jobs.train_toy(train_dir, **(options | dict(num_gpus=3, max_steps=9)))
+    jobs.train_toy(tmp_path / "alone", **(clusters.NORM | dict(accumulate_steps=3, max_steps=9)))
     jobs.assert_close(jobs.variables(train_dir, 9), jobs.variables(tmp_path / "alone", 9))
 
 

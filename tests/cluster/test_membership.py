@@ -5,7 +5,6 @@ import queue
 import re
 import signal
 import socket
-import threading
 import time
 
 import clusters
@@ -164,24 +163,6 @@ def test_a_worker_that_fails_before_the_chief_has_started_is_named():
             chief.agree(dict, 0, 0)
         with pytest.raises(errors.DataError):
             failed.result(jobs.WAIT_SECS)
-
-
-def test_heartbeats_of_a_training_keep_their_pace_and_find_the_failure_behind_a_lost_connection():
-    hosts = clusters.hosts(2)
-    task, policy, found = Task(tuple(hosts), 1), Policy(2.0, 60.0), errors.WorkerError("the chief is missing")
-
-    with clusters.member(hosts, 0, 2.0, 60.0):
-        beat = heartbeat.Heartbeat(task, policy, f"grpc://{hosts[0]}", lambda _: None)
-        beat.note(state=WorkerState.TRAINING)
-        beat.start()
-        jobs.wait_for(lambda: beat.status.heartbeat >= 1)
-        began, last = time.monotonic(), beat.status.heartbeat + 5
-        jobs.wait_for(lambda: beat.status.heartbeat >= last)
-        assert 0.5 < time.monotonic() - began < 3
-        threading.Timer(0.5, lambda: setattr(beat, "failure", found)).start()
-        beat.explain(tf.errors.UnavailableError(None, None, "Socket closed"))
-        beat.end()
-    assert beat.failure is found
 
 
 def test_workers_that_mean_the_same_go_on_and_one_that_does_not_is_named_to_all(monkeypatch):

@@ -34,7 +34,6 @@ def alone(monkeypatch):
     ("here", "index", "given", "expected"),
     [
         (0, 1, {}, (1, None, "auto")),
-        (0, 1, {"num_gpus": 2}, (2, None, "auto")),
         (8, 1, {}, (2, None, "auto")),  # 8 GPUs for three workers: two each
         (8, 2, {}, (8, None, "auto")),
         (1, 3, {}, (1, None, "auto")),  # they share it
@@ -71,17 +70,6 @@ def test_horovods_arguments_without_effect_are_taken_and_floats_sent_in_fewer_bi
     horovod.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.5), num_groups=2, op=horovod.Average)
     sent = [horovod.allreduce(tf.constant(third), compression=horovod.Compression.bf16) for third in (1 / 3, 333)]
     assert [*map(float, sent)] == [0.333984375, 333]
-
-
-def test_a_worker_tells_for_how_long_it_has_waited_for_which_mean(alone, monkeypatch):
-    said = []
-    noting = types.SimpleNamespace(note_means=lambda *means: said.append(means), note_stall=lambda *_: None)
-    monkeypatch.setattr(alone, "membership", noting)
-    alone.counts[:] = 3, 2  # gradients that are there, and means
-    alone._ended.set()
-    alone._watch(0.0)
-    [(means, seconds)] = said
-    assert means == 2 and seconds > 0
 
 
 def test_the_sums_of_keras_workers_count_as_gradients_that_wait_for_their_means(alone, monkeypatch):

@@ -2,9 +2,7 @@
 
 import json
 
-import hypothesis
 import pytest
-from hypothesis import strategies
 
 from tower_train import errors
 from tower_train.cluster.task import find_task
@@ -113,32 +111,3 @@ def test_slurm_variables_that_cannot_be_are_one_line(changes, reason, monkeypatc
     set_slurm(monkeypatch, "n2", PROCID=1)
     with pytest.raises(errors.ConfigError, match="Slurm runs task 1 on 'n2', but .* on n1.*--worker_hosts"):
         found()
-
-
-VALUES = strategies.recursive(
-    strategies.none() | strategies.booleans() | strategies.integers() | strategies.floats() | strategies.text(),
-    lambda inner: strategies.lists(inner, max_size=3) | strategies.dictionaries(strategies.text(), inner, max_size=3),
-    max_leaves=5,
-)
-TASKS = strategies.fixed_dictionaries({"type": strategies.just("worker") | VALUES, "index": VALUES})
-CLUSTERS = strategies.fixed_dictionaries({"worker": strategies.lists(strategies.sampled_from(WORKERS) | VALUES)})
-SLURM = strategies.sampled_from(["PROCID", "STEP_NUM_TASKS", "STEP_NODELIST", "STEP_TASKS_PER_NODE"])
-
-
-@hypothesis.settings(max_examples=100, deadline=None, derandomize=True)
-@hypothesis.example({"cluster": {}, "task": {}}, {"PROCID": "9" * 5000})
-@hypothesis.given(
-    strategies.fixed_dictionaries({"cluster": CLUSTERS | VALUES, "task": TASKS | VALUES}),
-    strategies.dictionaries(SLURM, strategies.text("n[]-,()x0129 \u0967"), min_size=1),
-)
-def test_any_environment_gives_a_task_or_one_line(config, slurm):
-    for set_up in (
-        lambda patch: patch.setenv("TF_CONFIG", json.dumps(config)),
-        lambda patch: set_slurm(patch, **slurm),
-    ):
-        with pytest.MonkeyPatch.context() as patch:
-            set_up(patch)
-            try:
-                assert find_task(None, None).hosts
-            except errors.ConfigError as error:
-                assert str(error).isprintable()

@@ -62,29 +62,12 @@ def test_values_of_any_range_are_stretched_together():
     assert centres(example_images.draw(images, np.zeros(24))) == pytest.approx(np.linspace(0, 255, 24), abs=0.51)
 
 
-@pytest.mark.parametrize(("height", "width"), [(4, 2), (2, 4)])
-def test_a_small_image_is_drawn_with_its_pixels_in_the_middle_of_its_cell_and_a_large_one_averaged(height, width):
-    png = example_images.draw(np.full([2, height, width, 1], 9, np.uint8), np.zeros(2))
-    rows, columns = np.where(np.array(Image.open(io.BytesIO(png)))[: 8 + 32 * height, :, 0] == 9)
-    assert (rows.min(), rows.max()) == (8, 8 + 32 * height - 1)
-    left = 8 + (128 - 32 * width) // 2
-    assert sorted(set(columns)) == [x + cell for cell in (0, 136) for x in range(left, left + 32 * width)]
-    for rows, shown in ((32, {0, 200}), (256, {100})):  # that are dark and bright in turns
-        image = np.broadcast_to(
-            np.uint8(200 * (np.arange(rows) % 2))[:, np.newaxis, np.newaxis], [1, rows, rows // 4, 1]
-        )
-        picture = np.array(Image.open(io.BytesIO(example_images.draw(image, np.zeros(1)))))
-        assert set(picture[8 + 32 : 8 + 96, 8 + 64, 0]) == shown
-
-
 @pytest.mark.parametrize(("label", "names", "text"), [
     (1, ("cat", "dog"), "dog"),
     ([0.25, 0.75], ("cat", "dog"), "0.75 dog\n0.25 cat"),
-    ([0.004, 0.996], ("cat", "dog"), "dog"),
     ([0.3, 0.2, 0.5], ("ant", "cat", "dog"), "0.50 dog\n0.30 ant\n0.20 cat"),
     (2.123456, (), "2.123"),
     ([1, 2, 3, 4], (), "1, 2, 3"),
-    ([[1]], (), ""),
     (b"x", (), ""),
 ])  # fmt: skip
 def test_labels_are_told_as_far_as_they_fit(label, names, text):
@@ -126,7 +109,6 @@ NAMES_OF_100 = [f"class {i}" for i in range(100)]
         (arrays(), None),
         (ordered(LABELS), None),
         (arrays(names=()), None),
-        (arrays(FEATURES[:1], LABELS[:1], names=()), None),
         (arrays(labels=RNG.normal(size=[900, 2]), names=()), None),
         (arrays(labels=np.sort(LABELS)), None),  # the trainer shuffles all of it
         (arrays(features=RNG.integers(0, 5000, [900, 4])), None),  # integers may be words
@@ -137,7 +119,6 @@ NAMES_OF_100 = [f"class {i}" for i in range(100)]
         (ordered(np.sort(LABELS)), "no example is of class cat"),
         (arrays(features=changed(np.s_[:90, 2], np.nan)[:400], labels=LABELS[:400]),
          "90 of 400 examples looked at have features that are not finite"),
-        (arrays(features=changed(np.s_[:, 1], np.inf)), "500 of 500 examples looked at have"),
         (arrays(features=np.ones([900, 5, 5])), "all 500 examples looked at have the same features."),
     ],
 )  # fmt: skip
@@ -155,7 +136,6 @@ def test_features_are_looked_at_as_the_network_gets_them():
 
 @pytest.mark.parametrize(("examples", "line"), [
     (lambda: arrays(labels=np.where(np.arange(900) == 899, 3, LABELS)), "mine: there is a label 3; labels are 0 to 2"),
-    (lambda: arrays(labels=np.where(np.arange(900) == 899, -1, LABELS)), "mine: there is a label -1; labels are 0 to"),
     (lambda: ordered(np.where(np.arange(900) == 0, 3, LABELS)), "mine: there is a label 3; labels are 0 to"),
     (lambda: arrays(labels=0 * LABELS, names=NAMES[:1]), "mine: there is one class only, ant, and nothing"),
     (lambda: element_workloads.workload(element_workloads.failing).examples(DataRequest("train")),
@@ -166,16 +146,3 @@ def test_features_are_looked_at_as_the_network_gets_them():
 def test_data_that_cannot_be_are_one_line(examples, line):
     with pytest.raises(errors.DataError, match=f"^{line}"):
         warnings(examples())
-
-
-def test_a_name_is_written_by_a_font_that_has_its_letters_or_as_a_number():
-    """Never as boxes: U+10FFFF is in no font, Cyrillic in DejaVu Sans, which matplotlib has."""
-    images = np.zeros([2, 128, 128, 3], np.uint8)
-
-    def drawn(*names):
-        picture = Image.open(io.BytesIO(example_images.draw(images, np.arange(2), names)))
-        return [np.array(picture)[136:, 8 + 136 * i : 136 + 136 * i] for i in range(2)]
-
-    pytest.importorskip("matplotlib")
-    assert not np.array_equal(*drawn("Кот", "Пёс")) and (drawn("Кот", "Пёс")[0] < 128).any()
-    np.testing.assert_array_equal(drawn("ok", "\U0010ffff"), drawn("ok", "class 1"))

@@ -11,7 +11,7 @@ import tower_train
 from tower_train import Config, Examples, Workload, errors, layers
 
 v1 = tf.compat.v1
-COUNT, BATCH, RATE, CLASSES = 50, 6, 0.5, 3
+COUNT, BATCH, RATE, CLASSES, SMOOTHING = 50, 6, 0.5, 3, 0.2
 EPOCH, SHARE, PASS, BEGIN, STEPS = 1.3, 0.5, 25, 65, 34  # passes of 25 from position 65 on, mostly within a step
 RNG = np.random.default_rng(0)
 LABELS = np.arange(COUNT) % CLASSES
@@ -56,7 +56,7 @@ class Noting(v1.train.SessionRunHook):
 OPTIONS = dict(
     keep_hardest=f"{EPOCH}:{SHARE}", dtype="float64", learning_rate=RATE, learning_rate_decay_factor=1.0, seed=3,
     global_batch_size=BATCH, num_gpus=1, device="cpu", ema=0.0, check_towers="never", summary_every_steps=0,
-    check_data=False,
+    check_data=False, label_smoothing=SMOOTHING,
 )  # fmt: skip
 
 
@@ -77,31 +77,24 @@ def whole(tmp_path_factory):
     return train(tmp_path_factory.mktemp("whole") / "run", STEPS)
 
 
-def losses_and_gradient(weights, rows, smoothing):
+def losses_and_gradient(weights, rows):
     """Softmax regression: each row's cross-entropy, and the gradient of their mean."""
     logits = FEATURES[rows] @ weights
     probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities /= probabilities.sum(axis=1, keepdims=True)
-    targets = (1 - smoothing) * np.eye(CLASSES)[LABELS[rows]] + smoothing / CLASSES
+    targets = (1 - SMOOTHING) * np.eye(CLASSES)[LABELS[rows]] + SMOOTHING / CLASSES
     return -(targets * np.log(probabilities)).sum(axis=1), FEATURES[rows].T @ (probabilities - targets) / len(rows)
 
 
 def test_passes_hold_the_examples_whose_last_losses_were_the_greatest(whole):
-    check(*whole, smoothing=0.0)
-
-
-def test_losses_are_those_of_smoothed_labels(tmp_path):
-    check(*train(tmp_path / "run", STEPS, label_smoothing=0.2), smoothing=0.2)
-
-
-def check(numbers, final, smoothing):
+    numbers, final = whole
     weights, last, stream, chosen = np.zeros([4, CLASSES]), np.zeros(COUNT), [], {}
     for step, row in enumerate(numbers % 1000):
         first = step * BATCH
         coming = (first + BATCH - 1 - BEGIN) // PASS  # the pass that this step comes to
         if coming >= 0 and coming not in chosen:
             chosen[coming] = set(np.argsort(-last, kind="stable")[:PASS])
-        losses, gradient = losses_and_gradient(weights, row, smoothing)
+        losses, gradient = losses_and_gradient(weights, row)
         for number in set(row):
             last[number] = losses[row == number].max()
         weights -= RATE * gradient
@@ -119,9 +112,7 @@ def check(numbers, final, smoothing):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [dict(num_gpus=2), dict(num_gpus=3, variable_update="mirrored", augment_on="device"), dict(accumulate_steps=2)],
-    ids=str,
+    "options", [dict(num_gpus=3, variable_update="mirrored", augment_on="device"), dict(accumulate_steps=2)], ids=str
 )
 def test_towers_train_on_the_examples_of_one(whole, options, tmp_path):
     numbers, weights = train(tmp_path / "run", STEPS, **options)
@@ -137,13 +128,7 @@ def test_workers_train_on_the_examples_of_one(whole, tmp_path):
     np.testing.assert_allclose(saved(tmp_path / "run"), whole[1], rtol=0, atol=1e-12)
 
 
-def test_the_whole_share_is_no_choice(tmp_path):
-    (numbers, weights), (found, same) = (train(tmp_path / f"{text}", 20, keep_hardest=text) for text in (None, "1:1"))
-    np.testing.assert_array_equal(found, numbers)
-    np.testing.assert_array_equal(same, weights)
-
-
-@pytest.mark.parametrize("stop", [10, 14, 20])  # the step before a choice, the step after one, and within a pass
+@pytest.mark.parametrize("stop", [10, 14])  # the step before a choice, and the one after
 def test_a_resumed_run_is_a_whole_one(whole, stop, tmp_path):
     first, _ = train(tmp_path / "run", stop)
     then, weights = train(tmp_path / "run", STEPS, num_gpus=2)
@@ -151,9 +136,7 @@ def test_a_resumed_run_is_a_whole_one(whole, stop, tmp_path):
     np.testing.assert_allclose(weights, whole[1], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "options", [dict(keep_hardest="1.3:0.8"), dict(keep_hardest="2.5:0.5"), dict(global_batch_size=7)], ids=str
-)
+@pytest.mark.parametrize("options", [dict(keep_hardest="2.5:0.8"), dict(global_batch_size=7)], ids=str)
 def test_a_run_that_goes_on_otherwise_chooses_anew(options, tmp_path):
     """All are trained on in the passes that follow, each of them once in a pass."""
     train(tmp_path / "run", 20)
@@ -181,7 +164,7 @@ MIXED = dataclasses.replace(WORKLOAD, mix=lambda features, labels, draws: (featu
 @pytest.mark.parametrize(("workload", "words"), [(OWN_LOSS, "has a loss of its own"), (MIXED, "mixes examples")])
 def test_losses_that_are_not_known_are_said(workload, words, tmp_path):
     with pytest.raises(errors.ConfigError, match=f"--keep_hardest=.*{words}"):
-        train(tmp_path / "run", 2, workload, batch_size=4, global_batch_size=None)
+        train(tmp_path / "run", 2, workload, batch_size=4, global_batch_size=None, label_smoothing=0.0)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +172,6 @@ def test_losses_that_are_not_known_are_said(workload, words, tmp_path):
     [
         (dict(keep_hardest="0.5:0.7"), "an epoch from 1"),
         (dict(keep_hardest="2"), "EPOCH:SHARE"),
-        (dict(keep_hardest="1e9:0.5"), "to 1000000"),
         (dict(keep_hardest="2:1.1"), "a share above 0 and at most 1"),
         (dict(keep_hardest="2:0.1"), "keeps 5 of 50 examples, fewer than the 6 of a step"),
     ],

@@ -111,16 +111,6 @@ def test_a_hook_may_stop_by_the_coordinator_even_before_the_first_step(steps, tm
     assert not hook.thread.is_alive()
 
 
-def test_hooks_of_tensorflow_work(tmp_path):
-    hooks = [
-        v1.train.CheckpointSaverHook(str(tmp_path / "mine"), save_steps=3),
-        v1.train.StopAtStepHook(num_steps=5),
-        v1.train.StepCounterHook(every_n_steps=2, output_dir=str(tmp_path / "mine")),
-    ]
-    assert jobs.train_toy(tmp_path / "run", hooks, max_steps=8).step == 5
-    assert v1.train.latest_checkpoint(str(tmp_path / "mine")).endswith("model.ckpt-5")
-
-
 @pytest.mark.parametrize("steps", [3, 20])
 def test_a_program_has_the_loop_over_the_steps_and_leaves_it_early(steps, toy_run, tmp_path, capsys):
     """The run is saved, as at a signal, and goes on from there."""

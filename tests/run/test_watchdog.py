@@ -4,7 +4,6 @@ import dataclasses
 import logging
 import re
 import threading
-import types
 
 import jobs
 import tensorflow as tf
@@ -16,7 +15,6 @@ from tower_train.cluster import failures
 from tower_train.graph import devices
 from tower_train.graph.collectives import AllReduce
 from tower_train.run import signals
-from tower_train.run.watchdog import StepWatchdog
 from tower_train.run_dir import checkpoint
 from tower_train.workload import DataRequest
 
@@ -86,44 +84,6 @@ def test_without_a_watchdog_nothing_is_counted_and_with_one_the_checkpoint_is_th
         assert sorted(graph.progress) == (["input", "tower_0", "tower_1"] if secs else [])
         names.append([variable.op.name for variable in graph.saved.variables])
     assert names[0] == names[1]
-
-
-def test_each_stall_is_reported_once_and_after_its_time_only(capsys):
-    """By a clock that is set: a save takes 90 ms of 100, an evaluation 11 s, a session hook 12 s, a step 13 s."""
-    seconds, looks = [0.0], []
-
-    def clock():
-        looks.append(seconds[0])
-        return seconds[0]
-
-    def wait_for_looks():
-        begin = len(looks)
-        jobs.wait_for(lambda: len(looks) >= begin + 4)
-
-    stalls, asked = [], []
-    with StepWatchdog(0.1, {}, lambda *about: stalls.append(about), clock) as watchdog:
-        for what, takes in (("a save", 0.09), ("an evaluation", 11.0)):
-            with watchdog.doing(what):
-                seconds[0] += takes
-                wait_for_looks()
-        watchdog.end_step()
-        seconds[0] += 12.0
-        wait_for_looks()
-        watchdog.session = types.SimpleNamespace(run=lambda counts, options: asked.append(options) or counts)
-        watchdog.begin_step()
-        seconds[0] += 13.0
-        wait_for_looks()
-    reports = [line for line in capsys.readouterr().out.splitlines() if line.startswith("*** ")]
-    assert reports == [
-        "*** Nothing has ended for 11 s: waiting for an evaluation.",
-        "*** Going on, after 11 s.",
-        "*** Nothing has ended for 12 s: waiting for what happens between steps.",
-        "*** Going on, after 12 s.",
-        f"*** Nothing has ended for 13 s: waiting for {failures.FOR_AVERAGING}.",
-    ]
-    assert stalls[0] == ("", 0.0)  # the evaluation was no step
-    assert {what for what, _ in stalls[1:]} == {"what happens between steps", "", failures.FOR_AVERAGING}
-    assert {options.timeout_in_ms for options in asked} == {5000}  # the session may be stuck itself
 
 
 def test_an_averaging_between_devices_that_hangs_ends_the_process_with_their_names(tmp_path, monkeypatch):
