@@ -6,7 +6,7 @@ ones: with 8 x 8 frequencies, enough for 7 x 7 pixels, that is 94 products inste
 between all channels and all filters, and so the frequencies make one batched matrix product. The transforms are
 products with small constant matrices, since sequences as short as these gain nothing by a fast Fourier transform.
 
-The mathematics is the same, and so is the rounding: to 2e-7 in float32. `fastest` says where it pays.
+The mathematics is the same, and so is the rounding: to 2e-7 in float32. `fastest` says when it is faster.
 """
 
 import functools
@@ -159,7 +159,7 @@ def _joined_convolution(counts: Mapping[int, int]) -> Callable:
 
 
 def _joining(maps: tf.Tensor, weights: tf.Tensor, sizes: Sequence[int] = ()) -> tf.Tensor:
-    """Convolves with the gradient of joined images, where it pays."""
+    """Convolves with the gradient of joined images, if that is faster."""
     batch, _, static_width, _ = maps.shape
 
     def count(width: int) -> int:  # as many as divide the batch and fit into a row

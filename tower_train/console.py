@@ -93,7 +93,7 @@ def count(text: str) -> int:
 def quiet_tensorflow(unless: bool = False) -> None:
     """Keeps TensorFlow's C++ from remarks on the processor and the like, in a command that has not imported it yet.
 
-    They stay on a machine with an NVIDIA driver, where they say what it finds, and if `unless`.
+    They stay if `unless`, and on a machine with an NVIDIA driver, since they say what TensorFlow finds there.
     """
     if not unless and not host.nvidia_driver():
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # what fails is an exception anyway

@@ -1,4 +1,4 @@
-"""python -m tower_train.new_workload: a file from which to begin a workload."""
+"""python -m tower_train.new_workload: a file to begin a workload with."""
 
 import importlib.util
 import keyword

@@ -80,7 +80,7 @@ def _peaks() -> dict[str, int]:
 
 
 def card_bytes() -> int:
-    """Returns the peak of this process's memory on the GPU where it has most, as allocators count it; 0 without."""
+    """Returns the peak of this process's memory on the GPU that it uses most, as allocators count it; 0 without."""
     if torch := sys.modules.get("torch"):  # it has its own allocator, beside TensorFlow's idle one
         return max((torch.cuda.max_memory_reserved(i) for i in range(torch.cuda.device_count())), default=0)
     import tensorflow as tf

@@ -29,7 +29,7 @@ def reason_unreached(host: str, timeout_secs: float) -> str:
 
 
 class WorkerState(str, enum.Enum):
-    """Progress of a worker. OVER is the chief's last state, GONE that of the others."""
+    """Progress of a worker. OVER is the chief's last state, GONE the others'."""
 
     STARTING, READY, TRAINING, DONE = "starting", "ready", "training", "done"
     OVER, GONE, FAILED = "over", "gone", "failed"

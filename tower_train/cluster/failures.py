@@ -75,7 +75,7 @@ class FailureDetector:
         return [i for i in outside if self.statuses[i].state is WorkerState.READY and self._reaches(i)]
 
     def _reaches(self, worker: int) -> bool:
-        """Returns whether a worker that has come can be reached from here, where it is said if not, now and then."""
+        """Returns whether a worker that has come can be reached from here; if not, says so now and then."""
         start_id, why, looked_at = self._reached[worker]
         if start_id != self.statuses[worker].start_id or (why and self._clock() - looked_at > _REMIND_SECS):
             why = reason_unreached(self._task.hosts[worker], _REACH_SECS)

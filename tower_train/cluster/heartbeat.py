@@ -78,7 +78,7 @@ class Heartbeat:
         self._changed.set()
 
     def fail(self, failure: errors.UserError) -> None:
-        """Ends this worker for a failure, of which it tells the others."""
+        """Ends this worker because of a failure, and tells the others."""
         memory = self.next_start()
         self._tell_failure(failure, next_group=memory.group)
         if self.rendezvous.is_elastic and isinstance(failure, errors.WorkerError):

@@ -122,7 +122,7 @@ class Cluster:
             raise KeyboardInterrupt
 
     def _sessions(self) -> list[v1.Session]:
-        """Returns this program's open sessions on its worker's server, of which TensorFlow keeps no list."""
+        """Returns this program's open sessions on its worker's server; TensorFlow keeps no list of them."""
         kinds, target, board_graph = (
             (v1.Session, v1.InteractiveSession),
             self.target.encode(),

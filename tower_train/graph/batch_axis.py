@@ -36,7 +36,7 @@ def batch_axis(tensor: tf.Tensor, batch: int | None, known: Axes) -> int | None:
 
 
 def _axis(tensor: tf.Tensor, known: Axes) -> int | None:
-    """Returns the axis by those of the operation's inputs."""
+    """Returns the axis, given the axes of the operation's inputs."""
     op = tensor.op
     found = [(known.get(each.name), i) for i, each in enumerate(op.inputs) if each.shape.rank is not None]
     found = [(axis, i) for axis, i in found if axis is not None]

@@ -206,7 +206,7 @@ class AllReduce:
           num_workers: each with as many devices.
           weight: of this worker in the means, 1 on average over workers; None if all weigh the same.
           name: separates its messages from those of another AllReduce of the same server.
-          dtype: in which values are sent; None for their own, or float32 for those of half of its size.
+          dtype: of the values as they are sent; None for their own, or float32 if they have 16 bits.
 
         Raises:
           ConfigError: nccl without GPUs.

@@ -1,7 +1,7 @@
 """Examples in an order of their own: their division among workers, and the iterator's state in the checkpoint.
 
 Workers need not communicate. Either all go through the same elements and each keeps its part of every step, which is
-the order of one worker; or each reads files of its own, then those of the next worker, and so on around. So workers of
+the order of one worker; or each reads its own files, then the next worker's, and so on around. So workers of
 equal batches stay together however unequal their files are: N workers have seen each element N times when each has gone
 around once.
 """

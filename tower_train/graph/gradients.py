@@ -18,8 +18,8 @@ GradientsAndVariables = list[tuple[Gradient, tf.Variable]]
 
 
 def forget_functions(graph: tf.Graph) -> None:
-    """Forgets the functions of a graph's custom gradients, of which no more are taken: TensorFlow registers each for
-    ever, and it holds the graph."""
+    """Forgets the functions of a graph's custom gradients, once no more gradients are taken: TensorFlow registers each
+    for ever, and it holds the graph."""
     for each in (graph, *(function.graph for function in graph._functions.values())):
         for op in each.get_operations():
             if op.type == "IdentityN":
@@ -105,7 +105,7 @@ def clip(gradients: GradientsAndVariables, limit: float) -> GradientsAndVariable
 
 
 def sum_rows(gradient: Gradient) -> Gradient:
-    """Sums the rows of a sparse gradient that have one index, as the norm is that of the sums."""
+    """Sums the rows of a sparse gradient that have one index, since the norm is taken of the sums."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     indices, places = tf.unique(gradient.indices)  # a row may come several times, from several towers or examples

@@ -94,7 +94,7 @@ class HardExamples(AllExamples):
         Args:
           losses: (outputs, labels) -> [batch, ...].
           num_examples: all.
-          epoch: from which passes are of `size`.
+          epoch: the first whose passes have `size` examples.
           size: as above.
           seed: of the training.
           batch: of a step, over all workers.

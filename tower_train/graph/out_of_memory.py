@@ -45,7 +45,7 @@ def explained(batch_size: int, accumulate_steps: int | None = None) -> Iterator[
 
 
 def check_tensors(train_op: tf.Operation, batch_size: int, accumulate_steps: int, is_compiled: bool) -> None:
-    """Refuses a step with more tensors than the host has memory for, at which TensorFlow may crash without a word.
+    """Refuses a step whose tensors need more memory than the host has, since TensorFlow may crash silently.
 
     Counts what the first tower's gradients need of its forward pass, as all of that is there at once (unless XLA
     compiles it), and each tensor by itself. A step may need more.

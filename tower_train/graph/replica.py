@@ -200,7 +200,7 @@ def fingerprints(replicas: Sequence[Replica], all_reduce: AllReduce) -> tf.Tenso
 
 
 def _check_alike(replicas: Sequence[Replica]) -> None:
-    """Raises GraphError if a tower's layers noted other statistics, or drew otherwise, than those of tower 0."""
+    """Raises GraphError if a tower's layers noted other statistics than tower 0's, or drew other random numbers."""
     calls_by_tower = [
         (
             [replica.variables.canonical_name(each.moving) for each in tower.context.statistics],

@@ -152,7 +152,7 @@ class Evaluator:
 
         Args:
           path: of the checkpoint.
-          after_batch: called with the number of examples so far, of which; its errors end the evaluation.
+          after_batch: called with the number of examples so far and with all examples; its errors end the evaluation.
 
         Raises:
           RunError: the checkpoint cannot be restored into this network.

@@ -1,4 +1,4 @@
-"""Options: their declaration, from which the command line, the checks and the arguments of the Python API come.
+"""Options: their declaration, which the command line, the checks and the arguments of the Python API are made of.
 
 An options class is a frozen dataclass of fields made by `option`. No TensorFlow here, so that --help answers at once.
 """

@@ -51,7 +51,7 @@ def check_config(config: Options) -> None:
 
 
 def parse_hardest(text: str) -> tuple[float, float]:
-    """Reads --keep_hardest, such as 2:0.75: the epoch from which this share of the examples is kept; or a
+    """Reads --keep_hardest, such as 2:0.75: the first epoch that keeps this share of the examples; or a
     ConfigError."""
     epoch, _, share = text.partition(":")
     try:

@@ -23,7 +23,7 @@ def announce(count: int, seconds: float, how_not: str, say: Callable[[str], None
 
 
 def before_training(compare: Callable[[], str], how_not: str) -> str:
-    """Returns the line of a comparison for which nobody asked; one that cannot be is none.
+    """Returns the line of a comparison that nobody asked for; one that cannot be made is left out.
 
     Args:
       compare: returns the line.

@@ -72,7 +72,7 @@ def _dtype(before: Mapping[str, Any], gpus: Sequence[Gpu]) -> tuple[str, str]:
 
 
 def gpu_dtype(gpus: Sequence[Gpu]) -> tuple[str, str]:
-    """Returns (dtype, reason) for GPUs, the fastest for which all of them are made."""
+    """Returns (dtype, reason) for GPUs: the fastest dtype that all of them are made for."""
     for name, capability in gpus:
         if capability is None:
             return "float32", f"since the compute capability of {name} is not known"

@@ -122,7 +122,7 @@ def step_line(
 
 
 def slow_input(run_json: dict) -> float:
-    """Returns the share of the time from which waiting for input is mentioned: on a CPU, where input takes its
+    """Returns the share of waiting above which the log mentions it: on a CPU, where input takes its
     time from the cores that train, some waiting is usual."""
     return 0.05 if run_json["devices"][0].startswith("GPU") else 0.3
 

@@ -109,7 +109,7 @@ def make_plan(
 
 
 def plan_trial(workload: Workload, config: Config, examples: Examples | None = None) -> tuple[StepPlan, list[str]]:
-    """Plans the step of a training in this process without a directory, such as that of a range test.
+    """Plans the step of a training in this process without a directory, such as a range test.
 
     Args:
       workload, config: of the training.

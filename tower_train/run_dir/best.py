@@ -26,7 +26,7 @@ def path(run_dir: directory.RunDirectory) -> str:
 
 
 class Best:
-    """Compares evaluations by their first metric, for which higher or lower values are better.
+    """Compares evaluations by their first metric, whose higher or lower values are better.
 
     Args:
       run_dir: the run's.

@@ -195,7 +195,7 @@ class RunDirectory:
 
 
 def _check_path(path: pathlib.Path) -> None:
-    """Raises RunError for a path from which TensorFlow cannot read checkpoints."""
+    """Raises RunError for a path that TensorFlow cannot read checkpoints from."""
     text = str(path)
     if set("*?[\\") & set(text) or text != text.encode(errors="replace").decode():
         raise errors.RunError(

@@ -49,7 +49,7 @@ def network(
       unfreeze_rate: factor of the other layers' learning rate after them.
 
     Raises, when it is called:
-      ConfigError: images too small for the network, no such layer, missing weights or those of another network.
+      ConfigError: images too small for the network, no such layer, missing weights or weights of another network.
     """
 
     def build(weights: str) -> keras.Model:
