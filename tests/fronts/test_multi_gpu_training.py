@@ -51,12 +51,24 @@ def test_frozen_layers_stay_and_unused_weights_are_named(capsys):
     assert "unused/kernel" in capsys.readouterr().err
 
 
+class DropsElements(layers.Layer):
+    """Drops from [batch * time, features], as BERT does."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = layers.Dropout(0.3, seed=7)
+
+    def call(self, x, training=False):
+        dropped = self.dropout(keras.ops.reshape(x, [-1, x.shape[2]]), training=training)
+        return keras.ops.reshape(dropped, [-1, *x.shape[1:]])
+
+
 def test_dropout_noise_and_augmentation_are_those_of_one_device(float64):
     def build():
         augmentation = [layers.RandomFlip("horizontal", seed=1), layers.RandomContrast(0.2, seed=2)]
         return keras.Sequential(
             [keras.Input([5, 4]), layers.Reshape([5, 4, 1]), *augmentation, layers.Reshape([5, 4]),
-             layers.GaussianNoise(0.1, seed=4), layers.SpatialDropout1D(0.3, seed=5),
+             layers.GaussianNoise(0.1, seed=4), layers.SpatialDropout1D(0.3, seed=5), DropsElements(),
              layers.SimpleRNN(3, dropout=0.2, recurrent_dropout=0.2, seed=6), layers.Dropout(0.5, seed=3),
              layers.Dense(2, activity_regularizer="l2")]
         )  # fmt: skip

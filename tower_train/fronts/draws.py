@@ -80,19 +80,21 @@ def _dropped(rows: Callable, dropout: Callable, given: dict) -> tf.Tensor:
     return inputs * tf.gather(kept, chosen[1])
 
 
-def rows_of_draw(cuts: Sequence[Cut], size: Size) -> tuple[Size, tf.Tensor] | None:
+def rows_of_draw(cuts: Sequence[Cut], lengths: Sequence[Size], size: Size) -> tuple[Size, tf.Tensor] | None:
     """Chooses a tower's rows of random numbers that are drawn for the whole batch.
 
     Args:
       cuts: of the tower's tensors.
+      lengths: of their sequences.
       size: the rows that the tower draws: by example if they are a multiple of a tensor's, as those of several
-        consecutive batches.
+        consecutive batches, or first as those of a sequence's elements, [batch * time].
 
     Returns:
       The rows to draw for all towers, and the indices of this one's; None if a fixed size is of no example. A varying
       one gets numbers of the tower's own.
     """
     is_static = isinstance(size, int)
+    cuts = [*(Cut(*(length * each for each in rows)) for length in lengths for rows in cuts), *cuts]
     cuts = [each for each in cuts if not is_static or isinstance(each.rows, int) and size % each.rows == 0]
     if not cuts:
         return None

@@ -60,6 +60,15 @@ def sizes(data) -> list[Size]:
     return [_size(leaf) for leaf in tf.nest.flatten(data) if _has_rows(leaf)]
 
 
+def lengths(data) -> list[Size]:
+    """Returns the lengths of a batch's sequences, which are [batch, time] of integers or [batch, time, features]."""
+    leaves = [leaf for leaf in tf.nest.flatten(data) if isinstance(leaf, tf.Tensor)]
+    sequences = [leaf for leaf in leaves if leaf.shape.rank == 3 or leaf.shape.rank == 2 and leaf.dtype.is_integer]
+    sizes = [tf.compat.dimension_value(leaf.shape[1]) for leaf in sequences]
+    unknown = [tf.shape(leaf)[1] for leaf, size in zip(sequences, sizes, strict=True) if size is None]
+    return [*dict.fromkeys(size for size in sizes if size is not None), *unknown]
+
+
 def rows_of(tensor, begin: Size, rows: Size):
     """Returns consecutive rows of a dense, ragged or sparse tensor."""
     if not isinstance(tensor, tf.SparseTensor):

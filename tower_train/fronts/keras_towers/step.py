@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from tower_train import console, errors, normalization
-from tower_train.fronts import compat, meeting, placement
+from tower_train.fronts import compat, meeting, parts, placement
 from tower_train.fronts.draws import drawn_for_more, rows_of_draw
 from tower_train.fronts.keras_towers import layers
 from tower_train.fronts.keras_towers.exchange import Exchange
@@ -76,7 +76,8 @@ class Step:
         part = self._parts[tower.place]
         program = type(self.model).__name__ if self.whole.count > 1 else ""
         is_off = lambda: meeting.current() is None  # noqa: E731
-        drawn = drawn_for_more(functools.partial(rows_of_draw, part.cuts), program, itertools.count(), is_off)
+        rows = functools.partial(rows_of_draw, part.cuts, parts.lengths(part.data))
+        drawn = drawn_for_more(rows, program, itertools.count(), is_off)
         leaves = [leaf for leaf in tf.nest.flatten(part.data, expand_composites=True) if tf.is_tensor(leaf)]
         with (
             tf.name_scope(f"tower_{tower.index}/"),

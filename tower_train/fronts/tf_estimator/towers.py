@@ -181,7 +181,8 @@ class ModelTowers:
             parts.Cut(sizes[tower.index], sum(sizes[: tower.index]), sum(sizes), sizes[tower.index])
             for sizes in self._sizes
         ]
-        rows, program = functools.partial(rows_of_draw, cuts), "model_fn" if cuts else ""
+        lengths = parts.lengths(self._batches[tower.place]) if cuts else []
+        rows, program = functools.partial(rows_of_draw, cuts, lengths), "model_fn" if cuts else ""
         return drawn_for_more(rows, program, itertools.count(), lambda: bool(self._creating) or not meeting.current())
 
     def _creator(self, tower: Tower, draws: list[tuple[tf.Tensor, Callable]]) -> Callable:
