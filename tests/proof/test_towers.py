@@ -73,6 +73,18 @@ def test_towers_that_are_one_are_shown_to_be(inference, options, dtype, least):
     assert outcome.line.startswith("towers:   2 equal 1 on this network to ")
 
 
+def test_a_gradient_of_nothing_but_roundings_is_no_difference():
+    """That of a bias which softmax does not see, behind weights of zeros, which no rounding of weights reaches."""
+
+    def shifted(features, training):
+        zeros = tf.compat.v1.zeros_initializer()
+        weights = tf.compat.v1.get_variable("weights", [features.shape[1], 3], tf.float32, zeros)
+        shift = tf.compat.v1.get_variable("shift", [1], tf.float32, zeros)
+        return tf.cast(features, tf.float32) @ weights + shift
+
+    assert not compared(shifted, optimizer="adam").differs
+
+
 @pytest.mark.parametrize(("options", "expected"), [
     ({}, ("cpu", 2, 1)), (MIRRORED, ("mirrored", 2, 1)), (IN_TURN, ("cpu", 1, 2)), (MIRRORED | IN_TURN, ("cpu", 1, 2)),
 ])  # fmt: skip

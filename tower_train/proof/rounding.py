@@ -27,9 +27,13 @@ def few_roundings(rounding: float) -> float:
 
 
 def rounded(value: np.ndarray, rounding: float, seed: int) -> np.ndarray:
-    """Returns a value with each number moved by 4**seed roundings to one side or the other."""
-    signs = np.random.default_rng(seed).choice([-1.0, 1.0], value.shape)
-    return (value * (1 + rounding * 4**seed * signs)).astype(value.dtype)
+    """Returns a value with each number moved by 4**seed roundings to one side or the other.
+
+    So is a matrix of nothing but zeros, as if of ones: before it moves, gradients may cancel but for their roundings,
+    which roundings of other weights do not reach. Not a bias, as zeros may be at the kink of an activation.
+    """
+    moves = rounding * 4**seed * np.random.default_rng(seed).choice([-1.0, 1.0], value.shape)
+    return (value * (1 + moves) if value.ndim < 2 or value.any() else moves).astype(value.dtype)
 
 
 def explained(change: float, seed: int) -> float:
