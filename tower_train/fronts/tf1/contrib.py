@@ -51,6 +51,18 @@ def OptimizeGraph(config, metagraph):  # noqa: N802
     return compat.optimize_graph(v1.ConfigProto(graph_options=v1.GraphOptions(rewrite_options=config)), metagraph)
 
 
+class _Linear:
+    """The product of joined arguments that cells of tf.contrib.rnn made."""
+
+    def __init__(self, args, output_size, build_bias, bias_initializer=None, kernel_initializer=None):
+        inputs, begin = tf.concat(tf.nest.flatten(args), 1), bias_initializer or v1.zeros_initializer()
+        self._kernel = v1.get_variable("kernel", [inputs.shape[1], output_size], inputs.dtype, kernel_initializer)
+        self._bias = v1.get_variable("bias", [output_size], inputs.dtype, begin) if build_bias else 0
+
+    def __call__(self, args):
+        return tf.matmul(tf.concat(tf.nest.flatten(args), 1), self._kernel) + self._bias
+
+
 class HParams(types.SimpleNamespace):
     """tf.contrib.training's: named values, which a text may change."""
 
