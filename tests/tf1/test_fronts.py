@@ -77,6 +77,9 @@ by_example = tf.contrib.seq2seq.sequence_loss(logits, targets, weights, average_
 variable = tf.get_variable("v", initializer=[2.0, -4.0])
 step = AdamWOptimizer(0.01, learning_rate=hparams.rate).minimize(tf.reduce_sum(variable))
 drop = tf.layers.batch_normalization(tf.ones([2, 3]), training=True)
+from tensorflow.contrib.rnn.python.ops import core_rnn_cell
+joined = [tf.ones([1, 1]), 2 * tf.ones([1, 2])]
+product = core_rnn_cell._Linear(joined, 2, True, kernel_initializer=tf.ones_initializer())(joined)
 table = tf.contrib.lookup.index_table_from_tensor(mapping=["a", "b"], default_value=-1)
 positions = table.lookup(tf.constant(["b", "c"]))
 from tensorflow.core.protobuf import rewriter_config_pb2
@@ -91,7 +94,7 @@ with tf.Session() as session:
     session.run(tf.global_variables_initializer())
     session.run(step)
     print([hparams.values(), session.run(by_example).tolist(), session.run(variable).tolist(),
-           [each.device_type for each in device_lib.list_local_devices()]])
+           [each.device_type for each in device_lib.list_local_devices()], session.run(product).tolist()])
 """
 
 
@@ -169,10 +172,10 @@ def test_an_estimator_draws_and_normalizes_as_one_device_where_shapes_are_those_
 def test_parts_of_contrib(tmp_path):
     parts, line = run(CONTRIB, "--num_gpus=2", cwd=tmp_path)
     assert ast.literal_eval(parts) == [[1, -1], ["Const"]]
-    hparams, losses, variable, kinds = ast.literal_eval(line)
+    hparams, losses, variable, kinds, product = ast.literal_eval(line)
     assert hparams == {"rate": 0.5, "sizes": [2, 3], "name": "b", "fast": True}
     cross_entropy = np.log(np.exp(np.arange(4)).sum()) - 1
     np.testing.assert_allclose(losses, [cross_entropy * 2 / 2] * 2, rtol=1e-5)
     # Decoupled: v * (1 - 0.01), then Adam's first step, of the learning rate's size.
     np.testing.assert_allclose(variable, np.multiply([2, -4], 0.99) - 0.5, rtol=1e-5)
-    assert kinds == ["CPU", "GPU", "GPU"]
+    assert kinds == ["CPU", "GPU", "GPU"] and product == [[5.0, 5.0]]
