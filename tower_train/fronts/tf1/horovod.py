@@ -66,15 +66,11 @@ class LearningRateScheduleCallback(tf_keras.callbacks.Callback):
     Where the rate changes, momentum is corrected for that step: Goyal et al. 2017, section 2.1.
     """
 
-    def __init__(self, multiplier, start_epoch=0, end_epoch=math.inf, staircase=True, steps_per_epoch=None):
+    def __init__(self, multiplier, start_epoch=0, end_epoch=None, staircase=True, steps_per_epoch=None):
         super().__init__()
         self.multiplier = multiplier if callable(multiplier) else lambda epoch: multiplier
-        self.epochs, self.staircase, self.steps, self.momentum = (
-            (start_epoch, end_epoch),
-            staircase,
-            steps_per_epoch,
-            None,
-        )
+        self.epochs = start_epoch, math.inf if end_epoch is None else end_epoch
+        self.staircase, self.steps, self.momentum = staircase, steps_per_epoch, None
 
     def on_train_begin(self, logs=None):
         self.rate = _backend.get_value(self.model.optimizer.lr)
