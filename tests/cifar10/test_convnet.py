@@ -42,9 +42,9 @@ def test_bfloat16_is_normalised_in_float32():
     np.testing.assert_allclose(found.astype(float), expected, rtol=2**-8)  # one rounding, of the result
 
 
-# Weights and biases. ResNets: 0.27 and 0.85 million in He et al. 2015, table 6. The Keras tutorial's MiniGoogLeNet has
+# Weights and biases. ResNet-20: 0.27 million in He et al. 2015, table 6. The Keras tutorial's MiniGoogLeNet has
 # 1,656,250, which counts a bias and two moving statistics for each of 1,712 normalised channels.
-PARAMETERS = {"resnet20": 269_722, "resnet56": 853_018, "minigooglenet": 1_656_250 - 3 * 1_712}
+PARAMETERS = {"resnet20": 269_722, "minigooglenet": 1_656_250 - 3 * 1_712}
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -86,9 +86,8 @@ def draw(batch, height, width, channels, filters, taps, dtype=np.float64):
 @pytest.mark.parametrize(
     ("dtype", "shape"),
     [
-        (np.float64, (3, 12, 12, 8, 6, (5, 5))), (np.float64, (2, 7, 4, 3, 2, (3, 5))),
-        (np.float64, (1, 1, 3, 2, 2, (5, 1))), (np.float64, (2, 25, 9, 2, 3, (9, 7))),
-        (np.float64, (2, 2, 1, 2, 2, (1, 1))), (np.float64, (1, 2, 3, 2, 2, (7, 9))),
+        (np.float64, (3, 12, 12, 8, 6, (5, 5))), (np.float64, (1, 1, 3, 2, 2, (5, 1))),
+        (np.float64, (2, 25, 9, 2, 3, (9, 7))), (np.float64, (1, 2, 3, 2, 2, (7, 9))),
         (np.float32, (4, 6, 5, 16, 24, (3, 5))), (BFLOAT16, (4, 6, 5, 16, 24, (3, 5))),
     ],
 )  # fmt: skip
@@ -121,7 +120,7 @@ def test_a_size_may_be_one_of_several(size):
         np.testing.assert_allclose(found, exact, rtol=0, atol=1e-12 * np.abs(exact).max())
 
 
-@pytest.mark.parametrize("batch, size, joined", [(6, 9, 3), (4, 9, 2), (8, 7, 4), (7, 9, 1), (None, 9, 1), (6, 15, 1)])
+@pytest.mark.parametrize("batch, size, joined", [(6, 9, 3), (8, 7, 4), (7, 9, 1), (None, 9, 1), (6, 15, 1)])
 @pytest.mark.parametrize("sizes", [(), (9, 7, 15)])
 def test_images_side_by_side_have_the_same_gradient(batch, size, joined, sizes):
     """As many of a batch as divide it and fit into a row of 32 pixels: three of 9, four of 7, and a gap each."""

@@ -17,7 +17,7 @@ from cifar10 import generated, records
 from tower_train import errors
 
 
-@pytest.mark.parametrize("counts", [[1], [3, 1, 2], [999, 1000, 1001], [2500]])
+@pytest.mark.parametrize("counts", [[1], [999, 1000, 1001]])
 def test_files_of_any_length_follow_one_another(tmp_path, counts):
     """A record is its label and three planes, which are interleaved."""
     stored = np.random.default_rng(0).integers(0, 256, [sum(counts), 3073], np.uint8)

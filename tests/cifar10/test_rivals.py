@@ -135,7 +135,7 @@ assert test_rivals.train_until_it_has(test_rivals.rivals_of("convnet")[test_riva
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("model", ["convnet", "cifar10_94", "cifar10_96"])  # 95 is 94, but for its widths
+@pytest.mark.parametrize("model", ["convnet", "cifar10_96"])  # 94 and 95 leave parts of it out
 def test_keras_has_the_networks_layer_for_layer(our_network, model):
     """The same variables in the same layers, trained or not, and so the same outputs and weight decay."""
     theirs = keras_networks.NETWORKS[model]()

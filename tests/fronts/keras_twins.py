@@ -32,16 +32,17 @@ def twins(build):
     return one, build()
 
 
-def fit_both(build, gpus, compile_args, *fit_args, check_towers="never", **fit_kwargs):
+def fit_both(build, gpus, compile_args, *fit_args, check_towers="never", is_eager=True, **fit_kwargs):
     """Trains one twin by Keras' own fit and the other in towers: (model, History), (template, History). That shows more
     than the first step's comparison, which takes as long."""
-    (one, template), seed_runs = twins(build), []
+    (one, template), fits = twins(build), []
     parallel = tower_train.multi_gpu_model(template, gpus=gpus, check_towers=check_towers)
     for trained, owner in ((one, one), (parallel, template)):
         keras.utils.set_random_seed(2)
         trained.compile(**(compile_args() if callable(compile_args) else compile_args))
-        seed_runs.append((owner, trained.fit(*fit_args, **({"verbose": 0, "shuffle": False} | fit_kwargs))))
-    return seed_runs
+        one.run_eagerly = is_eager  # in which a few steps take less time than to trace one
+        fits.append((owner, trained.fit(*fit_args, **({"verbose": 0, "shuffle": False} | fit_kwargs))))
+    return fits
 
 
 def assert_same(trained, atol):

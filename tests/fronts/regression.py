@@ -33,6 +33,16 @@ def model_fn(features, labels, mode, params):
     return tf_estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
 
+class Runs(tf_estimator.SessionRunHook):
+    """Runs an op in each step, as TF-GAN's hooks do with the updates of a network: that takes a batch too."""
+
+    def __init__(self, op=None):
+        self.op = op
+
+    def before_run(self, run_context):
+        run_context.session.run(self.op)
+
+
 def make(model_dir, towers=1, fn=model_fn, params=None, warm_start_from=None, **config):
     config = tf_estimator.RunConfig(**({"num_gpus": towers, "tf_random_seed": 1} | config))
     return tf_estimator.Estimator(fn, model_dir, config, params, warm_start_from)

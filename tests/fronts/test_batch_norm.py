@@ -24,6 +24,7 @@ def fitted(gpus, **options):
     trained = tower_train.multi_gpu_model(model, gpus=gpus, **options) if gpus else model
     keras.utils.set_random_seed(2)
     trained.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.run_eagerly = not gpus  # in which three steps take less time than to trace one
     trained.fit(X, Y, batch_size=16, shuffle=False, verbose=0)
     return model.get_weights()
 
@@ -76,27 +77,8 @@ def test_estimators_train_what_one_device_trains(tmp_path, normalized, tolerance
         made.train(lambda: tf.data.Dataset.from_generator(batches, output_signature=specs))
         return {name: made.get_variable_value(name) for name in made.get_variable_names()}
 
-    one, several, by_tower = train(1), train(3), train(3, batch_norm="tower")
+    one, several = train(1), train(3)
     for name, value in one.items():
         np.testing.assert_allclose(several[name], value, rtol=tolerance, atol=tolerance / 10, err_msg=name)
-    assert np.abs(by_tower["k"] - one["k"]).max() > 1e-4
-
-
-def test_a_keras_model_as_an_estimator_is_normalised_over_its_towers_with_its_own_optimizer(tmp_path):
-    """Towers meet within a layer, whose name the optimizer's variables must not get."""
-
-    def trained(towers):
-        keras.utils.set_random_seed(1)
-        hidden = [L.Conv2D(4, 2, name="conv"), L.BatchNormalization(name="norm"), L.Flatten(), L.Dense(4, name="head")]
-        model = keras.Sequential([keras.Input([4, 4, 3]), *hidden], name="net")
-        model.compile(keras.optimizers.SGD(0.1, 0.9), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        config = tf_estimator.RunConfig(num_gpus=towers)
-        made = tf_estimator.model_to_estimator(model, model_dir=str(tmp_path / str(towers)), config=config)
-        data = np.float32(X[:12]), Y[:12]
-        made.train(lambda: tf.data.Dataset.from_tensor_slices(data).batch(12 // towers).repeat(), steps=2)
-        return {name: made.get_variable_value(name) for name in made.get_variable_names()}
-
-    one, two = trained(1), trained(2)
-    assert one.keys() == two.keys()
-    for name, value in one.items():
-        np.testing.assert_allclose(two[name], value, rtol=1e-3, atol=1e-4, err_msg=name)
+    if normalized is by_moments:
+        assert np.abs(train(3, batch_norm="tower")["k"] - one["k"]).max() > 1e-4

@@ -47,11 +47,6 @@ def config(towers=1, **settings):
             dict(feature_columns=[number, kind], weight_column="weight", optimizer=lambda: SGD),
         ),
         (
-            "LinearClassifier",
-            CLASS3,
-            dict(feature_columns=[number, kind], n_classes=3, optimizer=SGD, loss_reduction=MEAN),
-        ),
-        (
             "DNNLinearCombinedClassifier",
             CLASS3,
             dict(
@@ -61,6 +56,7 @@ def config(towers=1, **settings):
                 dnn_optimizer=v1.train.MomentumOptimizer(RATE, 0.5),
                 dnn_hidden_units=[4, 3],
                 n_classes=3,
+                loss_reduction=MEAN,
             ),  # fmt: skip
         ),
     ],

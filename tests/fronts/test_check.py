@@ -107,29 +107,9 @@ def test_batch_normalisation_by_tower_is_not_said_to_be_one_device():
     )
 
 
-class Batches(keras.utils.PyDataset):
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, i):
-        return X[4 * i : 4 * i + 4], Y[4 * i : 4 * i + 4], WEIGHTS[4 * i : 4 * i + 4]
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        lambda: (Batches(),),
-        lambda: (tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(X), Y)).batch(5),),
-    ],
-    ids=["PyDataset", "sparse tf.data"],
-)
-def test_takes_what_fit_takes(data):
-    assert "2 equal 1 on this network" in parallel().check(*data())
-
-
-def test_what_differs_is_refused():
-    with pytest.raises(errors.GraphError, match="2 towers differ from 1 on this network"):
-        parallel(keras.layers.BatchNormalization(trainable=False), Centered()).check(X, Y, WEIGHTS)
+def test_takes_what_fit_takes():
+    data = tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(X), Y, WEIGHTS)).batch(5)
+    assert "2 equal 1 on this network" in parallel().check(data)
 
 
 def test_a_first_fit_compares_and_then_trains_as_if_it_had_not(compared, capsys):
@@ -137,7 +117,7 @@ def test_a_first_fit_compares_and_then_trains_as_if_it_had_not(compared, capsys)
         keras.utils.set_random_seed(1)
         model = parallel(keras.layers.Dense(8), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5), **options)
         data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(16, seed=1).batch(5)
-        model.fit(data, epochs=2, verbose=0)
+        model.fit(data, verbose=0)
         return model.get_weights(), np.random.rand(), capsys.readouterr().out
 
     weights, drawn, said = fitted()
@@ -166,6 +146,7 @@ def test_a_loss_that_a_layer_adds_as_a_sum_is_that_of_the_whole_batch(compared, 
         plain = keras.Sequential([keras.Input([4]), keras.layers.Dense(4), Adding(keras.ops.sum)])
         model = multi_gpu_model(plain, gpus=gpus) if gpus else plain
         model.compile("sgd", "mse")
+        plain.run_eagerly = plain is model  # in which two steps take less time than to trace one
         history = model.fit(X, X, batch_size=10, shuffle=False, verbose=0).history
         return [*plain.get_weights(), history["loss"]]
 
@@ -209,7 +190,7 @@ def test_a_plain_model_in_another_thread_computes_as_always():
 
     def compute():
         policy = keras.config.dtype_policy().name
-        while not done.is_set():
+        while not done.wait(0.05):
             outputs = plain(X)
             made = keras.layers.Dense(1)
             found.append(

@@ -5,7 +5,7 @@ import re
 import pytest
 import tensorflow as tf
 import tf_keras
-from regression import X, Y, input_fn, make, model_fn, weights_of
+from regression import Runs, X, Y, input_fn, make, model_fn, weights_of
 
 from tower_train import errors
 from tower_train import estimator as tf_estimator
@@ -53,16 +53,6 @@ def test_what_passes_leaves_no_trace(tmp_path, layer, towers):
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-class Runs(v1.train.SessionRunHook):
-    """Runs an update in each step, as TF-GAN's hooks do: that takes a batch too."""
-
-    def __init__(self, op):
-        self.op = op
-
-    def before_run(self, run_context):
-        run_context.session.run(self.op)
-
-
 def test_updates_by_hooks_are_compared(tmp_path):
     def fn(features, labels, mode):
         loss = v1.losses.mean_squared_error(labels, tf.keras.layers.Dense(1)(features["x"])[:, 0])
@@ -95,18 +85,9 @@ def test_a_first_training_compares_and_then_trains_as_if_it_had_not(tmp_path, co
         make(tmp_path / "centred", 2, centred).train(input_fn, steps=1)
 
 
-@pytest.mark.parametrize("fn", [centred, summed])
-def test_what_is_not_a_mean_over_examples_is_found(tmp_path, fn):
+def test_what_is_not_a_mean_over_examples_is_found(tmp_path):
     with pytest.raises(errors.GraphError, match=r"^2 towers differ from 1 on this network: \S+ by "):
-        tf_estimator.check(make(tmp_path, 2, fn), input_fn)
-
-
-def test_what_shows_nothing_is_said_so(tmp_path):
-    def fn(features, labels, mode, params):
-        return model_fn({"x": float("nan") * features["x"]}, labels, mode, params)
-
-    line = tf_estimator.check(make(tmp_path, 2, fn), input_fn)
-    assert line.startswith("*** towers: nothing to compare: the loss is not finite")
+        tf_estimator.check(make(tmp_path, 2, summed), input_fn)
 
 
 @pytest.mark.parametrize(

@@ -16,20 +16,14 @@ def test_two_towers_train_what_keras_does_on_one_device(float64, name):
     data = example.data()
     if isinstance(data["x"], (np.ndarray, list, dict)):
         data.setdefault("batch_size", 5)
-    assert_same(fit_both(example.build, 2, example.compiled, epochs=3, check_towers="auto", **data), 1e-9)
+    assert_same(fit_both(example.build, 2, example.compiled, epochs=2, check_towers="auto", **data), 1e-9)
 
 
-def test_a_trained_example_is_saved_loaded_and_exported_as_the_plain_model(tmp_path):
+def test_an_example_is_exported_as_the_plain_model(tmp_path):
     example = EXAMPLES["preprocessing_layers"]
-    data = example.data()
+    x = example.data()["x"]
     parallel = tower_train.multi_gpu_model(example.build(), gpus=2)
-    parallel.compile(**example.compiled())
-    parallel.fit(**data, verbose=0)
-    outputs = parallel.predict(data["x"], verbose=0)
-    parallel.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    np.testing.assert_allclose(loaded.predict(data["x"], verbose=0), outputs, atol=1e-6)
     parallel.export(tmp_path / "exported", verbose=False)
     served = keras.layers.TFSMLayer(tmp_path / "exported", call_endpoint="serve")
-    features = {name: keras.ops.convert_to_tensor(values) for name, values in data["x"].items()}
-    np.testing.assert_allclose(served(features), outputs, atol=1e-6)
+    found = served({name: keras.ops.convert_to_tensor(values) for name, values in x.items()})
+    np.testing.assert_allclose(found, parallel.template.predict(x, verbose=0), atol=1e-6)

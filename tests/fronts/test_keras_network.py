@@ -30,22 +30,17 @@ def before_and_after(session, built, steps):
 
 
 def test_towers_match_one_tower(examples):
-    several = train(examples, small(), 6, num_gpus=4, batch_size=2, variable_update="mirrored")
-    trainings.assert_same(several, train(examples, small(), 6))
+    several = train(examples, small(), 3, num_gpus=2, batch_size=4, variable_update="mirrored")
+    trainings.assert_same(several, train(examples, small(), 3))
 
 
-def test_a_model_that_build_compiles_or_loads_compiled_trains_as_the_plain_one(examples, float64, tmp_path):
-    def compiled():
-        model = small()()
-        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())  # of both classes that are patched
-        model.compile(optimizer, "mse", metrics=["mae", keras.metrics.Mean()])
-        return model
-
-    model = compiled()
+def test_a_model_that_build_loads_compiled_trains_as_the_plain_one(examples, float64, tmp_path):
+    model = small()()
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())  # of both classes that are patched
+    model.compile(optimizer, "mse", metrics=["mae", keras.metrics.Mean()])
     model.optimizer.build(model.trainable_variables)
     model.save(tmp_path / "m.keras")
     load = lambda: keras.models.load_model(tmp_path / "m.keras", compile=False)  # noqa: E731
-    trainings.assert_same(train(examples, compiled, 2), train(examples, small(), 2))
     trainings.assert_same(
         train(examples, lambda: keras.models.load_model(tmp_path / "m.keras"), 2), train(examples, load, 2)
     )
@@ -233,12 +228,6 @@ def test_a_network_of_integers_computes_in_the_runs_dtype(dtype, kept):
 def test_constraints_hold_after_a_step(examples):
     ended = train(examples, small(constraint=keras.constraints.UnitNorm(axis=[0, 1, 2])), 2)[1]
     np.testing.assert_allclose(np.sqrt(np.sum(ended["conv2d_1/kernel"] ** 2, axis=(0, 1, 2))), 1, rtol=1e-6)
-
-
-def test_variables_are_never_below_float32(examples):
-    losses, ended = train(examples, small(), 30, dtype="bfloat16", learning_rate=0.1)
-    assert {value.dtype for value in ended.values()} <= {np.dtype("float32"), np.dtype("int64")}
-    assert np.mean(losses[-5:]) < np.mean(losses[:5])
 
 
 def with_activity_regularizer():

@@ -161,6 +161,7 @@ def trained(build, compiled, fitted, wrap=lambda model: model):
         model(fitted()["x"][:1])
     wrapped = wrap(model)
     wrapped.compile(**arguments)
+    model.run_eagerly = wrapped is model  # in which a few steps take less time than to trace one
     history = wrapped.fit(**fitted(), shuffle=False, verbose=0).history
     return [*model.get_weights(), *map(np.array, history.values() if arguments["metrics"] else ())]
 

@@ -69,15 +69,18 @@ def test_training_equals_keras_fit_on_the_joined_batches(tmp_path):
     assert estimator.get_variable_value("adam/iteration") == 8
 
 
-def test_moving_averages_of_one_tower_and_metrics_are_keras_own_in_later_optimizers_of_a_program_too(tmp_path):
+def test_moving_averages_and_metrics_are_keras_own_in_later_optimizers_of_a_program_too(tmp_path):
+    """Towers meet within the normalising layer, whose name the optimizer's variables must not get."""
     keras.optimizers.SGD()  # Keras numbers the optimizers of a program
-    model = compiled(network(normalized=True), keras.optimizers.SGD(0.01))
+    model = compiled(network(normalized=True), keras.optimizers.SGD(0.01, 0.9))
     for steps in (4, 2):
-        estimator = make(model, tmp_path, 1)
-        estimator.train(lambda steps=steps: dataset(X, LABELS, 4)().skip(0 if steps == 4 else 4), steps=steps)
+        estimator = make(model, tmp_path, 2)
+        estimator.train(lambda steps=steps: dataset(X, LABELS, 2)().skip(0 if steps == 4 else 8), steps=steps)
     assert estimator.get_variable_value("sgd/iteration") == estimator.get_variable_value("global_step") == 6
     model.fit(X, LABELS, batch_size=4, shuffle=False, verbose=0)
     assert_same_weights(estimator, model)
+    paths = [variable.path.replace(model.optimizer.name, "sgd") for variable in model.optimizer.variables]
+    assert {*estimator.get_variable_names()} == {*paths, *(weight.path for weight in model.weights), "global_step"}
     found = estimator.evaluate(dataset(X, LABELS, 10))
     assert found.keys() == {"accuracy", "loss", "global_step"}
     assert found["accuracy"] == pytest.approx(model.evaluate(X, LABELS, verbose=0)[1], abs=1e-6)

@@ -29,9 +29,7 @@ def confusion(labels, predicted):
     return [[int(np.sum((labels == i) & (predicted == j))) for j in range(3)] for i in range(3)]
 
 
-@pytest.mark.parametrize(
-    ("raw", "num_gpus", "batch_size"), [(False, 1, 50), (True, 1, 1), (False, 3, 7), (True, 4, 64)]
-)
+@pytest.mark.parametrize(("raw", "num_gpus", "batch_size"), [(False, 3, 7), (True, 4, 64)])
 def test_every_example_counts_once_on_the_weights_asked_for(raw, num_gpus, batch_size, run):
     found = evaluate(run, raw=raw, num_gpus=num_gpus, batch_size=batch_size)
     features, labels = element_workloads.arrays("test")
@@ -130,19 +128,16 @@ def test_a_run_from_python_is_evaluated_with_its_workload_named_and_on_other_dat
     assert found.data == "toy test"
 
 
-def test_labels_without_names_and_more_than_200_classes_have_no_confusion_matrix(tmp_path):
-    def named(count):
-        names = tuple(f"class {i}" for i in range(count))
-        return lambda request: dataclasses.replace(toy_workload.load(request), class_names=names)
+def test_more_than_200_classes_have_no_confusion_matrix(tmp_path):
+    def named(request):
+        return dataclasses.replace(toy_workload.load(request), class_names=tuple(f"class {i}" for i in range(201)))
 
     many = dataclasses.replace(
-        toy_workload.WORKLOAD, examples=named(201), inference=lambda x, training: toy_workload.layer("logits", x, 201)
+        toy_workload.WORKLOAD, examples=named, inference=lambda x, training: toy_workload.layer("logits", x, 201)
     )
     jobs.train_toy(tmp_path, max_steps=1, workload=many)
-    nameless = dataclasses.replace(toy_workload.WORKLOAD, examples=named(0))
-    jobs.train_toy(tmp_path / "nameless", max_steps=1, workload=nameless)
-    for found in (evaluate(tmp_path / "nameless", nameless), evaluate(tmp_path, many)):
-        assert (found.confusion, found.class_names, found.num_examples) == (None, (), 50)
+    found = evaluate(tmp_path, many)
+    assert (found.confusion, found.class_names, found.num_examples) == (None, (), 50)
 
 
 def test_watching_sees_each_checkpoint_and_the_last_one_and_ends_with_the_run(tmp_path, monkeypatch, capfd):
@@ -179,8 +174,7 @@ def test_watching_sees_each_checkpoint_and_the_last_one_and_ends_with_the_run(tm
     assert jobs.read_json(watched, "result.json")["evaluation"]["step"] == 30
 
 
-@pytest.mark.parametrize("watch", [False, True])
-def test_a_checkpoint_that_the_trainer_replaces_meanwhile_gives_way_to_the_newer_one(watch, run, tmp_path, monkeypatch):
+def test_a_checkpoint_that_the_trainer_replaces_meanwhile_gives_way_to_the_newer_one(run, tmp_path, monkeypatch):
     shutil.copytree(run, tmp_path / "run")
     (tmp_path / "newer").mkdir()
     for file in (tmp_path / "run").glob("model.ckpt-12.*"):
@@ -196,7 +190,7 @@ def test_a_checkpoint_that_the_trainer_replaces_meanwhile_gives_way_to_the_newer
         restore(saver, session, path)
 
     monkeypatch.setattr(checkpoint, "restore", restore_late)
-    assert evaluate(tmp_path / "run", watch=watch).step == 12
+    assert evaluate(tmp_path / "run").step == 12
     assert restored == [6, 12]
 
 
@@ -220,17 +214,6 @@ def test_a_checkpoint_of_another_network_is_an_error(run):
         evaluate(run, workload=dataclasses.replace(toy_workload.WORKLOAD, inference=another))
 
 
-def test_a_checkpoint_that_lacks_what_is_asked_for_is_an_error(tmp_path):
-    jobs.train_toy(tmp_path, max_steps=2, ema=0)
-    run_json = jobs.read_json(tmp_path, "run.json")
-    run_json["config"]["ema"] = 0.9
-    (tmp_path / "run.json").write_text(json.dumps(run_json))
-    with pytest.raises(errors.RunError, match="model.ckpt-2 .*hidden/biases/ExponentialMovingAverage") as error:
-        evaluate(tmp_path)
-    assert "\n" not in str(error.value)
-    assert evaluate(tmp_path, raw=True).step == 2
-
-
 def found(mean, count, is_proportion=True, mode="max"):
     interval = evaluator.wilson_interval(mean * count, count) if is_proportion else (None, None)
     metrics = {"first": evaluator.Metric(mean, *interval, mode), "other": evaluator.Metric(0.0)}
@@ -249,15 +232,14 @@ def test_a_warning_when_they_part_beyond_chance():
     assert report.overfitting(found(0.95, 1000, mode=None), found(0.8, 1000, mode=None)) is None
 
 
-@pytest.mark.parametrize(("word", "weights"), [("--raw=False", "moving averages"), ("--raw", "raw weights")])
-def test_it_prints_the_metrics_and_a_confusion_matrix(word, weights, command, run):
-    status, stdout, stderr = command(evaluate_command, f"--train_dir={run}", "--workload=toy_workload", word)
+def test_it_prints_the_metrics_and_a_confusion_matrix(command, run):
+    status, stdout, stderr = command(evaluate_command, f"--train_dir={run}", "--workload=toy_workload", "--raw")
     assert (status, stderr) == (0, "")
     found = jobs.read_json(run, "result.json")["evaluation"]
     metric = found["metrics"]["precision @ 1"]
     lines = stdout.splitlines()
     assert lines[:2] == [
-        f"step 12: 50 examples of toy test, {weights}",
+        "step 12: 50 examples of toy test, raw weights",
         f"precision @ 1 = {metric['mean']:.3f} (95 % interval {metric['low']:.3f} to {metric['high']:.3f})",
     ]
     assert lines[-5] == "confusion matrix (row: true class, column: predicted class)"
@@ -266,15 +248,6 @@ def test_it_prints_the_metrics_and_a_confusion_matrix(word, weights, command, ru
     assert [line.split() for line in lines[-4:]] == [[*names], *rows]
     assert sum(map(sum, table)) == 50
     assert metric["mean"] == pytest.approx(sum(table[i][i] for i in range(3)) / 50)
-
-
-def test_a_confusion_matrix_of_long_names_has_columns_by_number():
-    _, columns, *rows = report.confusion_lines([[1, 0], [2, 3]], ("a" * 70, "b" * 70))
-    assert [line.split() for line in (columns, *rows)] == [
-        ["0", "1"],
-        ["a" * 70, "0", "1", "0"],
-        ["b" * 70, "1", "2", "3"],
-    ]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def run(data, tmp_path_factory):
     directory = tmp_path_factory.mktemp("served") / "run"
     config = Config(
         train_dir=str(directory), data_dir=str(data), num_gpus=2, batch_size=8, max_steps=20, optimizer="adam",
-        learning_rate=0.0003, ema=0.5, summary_every_steps=0,
+        learning_rate=0.0003, ema=0.5, summary_every_steps=0, check_towers="never",
     )  # fmt: skip
     options = dict(image_size=32, flip=False)
     tower_train.train("tower_train.workloads.image_folder", config, workload_options=options)
@@ -78,8 +78,7 @@ def exported_with_views(run, tmp_path_factory):
     return tf.saved_model.load(str(folder)).signatures
 
 
-@pytest.mark.parametrize("has_views", [False, True])
-@pytest.mark.parametrize("batch", [6, 4])
+@pytest.mark.parametrize(("batch", "has_views"), [(6, False), (4, True)])
 def test_the_exported_network_gives_the_bits_of_evaluation(run, paths, batch, has_views, request):
     """Every logit, at the same batches, of one view and of several."""
     exported = request.getfixturevalue("exported_with_views" if has_views else "exported")["serving_default"]

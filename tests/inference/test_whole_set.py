@@ -10,7 +10,6 @@ import pytest
 import toy_workload
 
 from tower_train import EvaluateOptions, errors, evaluate_run
-from tower_train.inference.whole_set import WholeSet
 
 
 def spread(outputs, labels):
@@ -79,7 +78,6 @@ def test_the_first_of_them_chooses(tmp_path):
     ("metric", "message"),
     [
         (lambda outputs, labels: outputs, r"is of shape \[.*, 3\]. It must be a number, one for each class"),
-        (lambda outputs, labels: "good", r"is of shape \[\]. It must be a number"),
         (keras.metrics.MeanIoU(3, name="iou"), r"'iou' fails on outputs \[.*, 3\] and labels \["),
     ],
 )
@@ -99,11 +97,3 @@ def test_a_loss_that_does_not_take_an_evaluations_outputs_is_left_out_and_that_i
     jobs.train_toy(tmp_path, workload=workload(spread, loss=loss, inference=inference), max_steps=1, eval_at_end=True)
     found = jobs.read_json(tmp_path, "result.json")["evaluation"]["metrics"].keys()
     assert found == {"spread"} and "*** Evaluations have no loss: " in capsys.readouterr().out
-
-
-def test_a_metric_of_several_labels_warns_of_nothing(caplog):
-    auc, rng = keras.metrics.AUC(multi_label=True, from_logits=True), np.random.default_rng(0)
-    metrics = WholeSet([auc], ())
-    for _ in range(8):
-        metrics.add(rng.normal(size=[9, 3]), rng.integers(0, 2, [9, 3]))
-    assert [*metrics.results()] == [auc.name] and not caplog.records

@@ -27,8 +27,7 @@ def fashion(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("below", ["", "fashion-mnist"])
-@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize(("below", "plain"), [("", False), ("fashion-mnist", True)])
 def test_files_are_found_gzipped_or_plain(fashion, tmp_path, below, plain):
     folder = shutil.copytree(fashion, tmp_path / "data" / below)
     if plain:
