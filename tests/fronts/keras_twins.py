@@ -32,11 +32,10 @@ def twins(build):
     return one, build()
 
 
-def fit_both(build, gpus, compile_args, *fit_args, check_towers="never", is_eager=True, **fit_kwargs):
-    """Trains one twin by Keras' own fit and the other in towers: (model, History), (template, History). That shows more
-    than the first step's comparison, which takes as long."""
+def fit_both(build, gpus, compile_args, *fit_args, is_eager=True, **fit_kwargs):
+    """Trains one twin by Keras' own fit and the other in towers: (model, History), (template, History)."""
     (one, template), fits = twins(build), []
-    parallel = tower_train.multi_gpu_model(template, gpus=gpus, check_towers=check_towers)
+    parallel = tower_train.multi_gpu_model(template, gpus=gpus)
     for trained, owner in ((one, one), (parallel, template)):
         keras.utils.set_random_seed(2)
         trained.compile(**(compile_args() if callable(compile_args) else compile_args))

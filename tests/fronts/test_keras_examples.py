@@ -16,7 +16,7 @@ def test_two_towers_train_what_keras_does_on_one_device(float64, name):
     data = example.data()
     if isinstance(data["x"], (np.ndarray, list, dict)):
         data.setdefault("batch_size", 5)
-    assert_same(fit_both(example.build, 2, example.compiled, epochs=2, check_towers="auto", **data), 1e-9)
+    assert_same(fit_both(example.build, 2, example.compiled, epochs=2, **data), 1e-9)
 
 
 def test_an_example_is_exported_as_the_plain_model(tmp_path):

@@ -89,7 +89,7 @@ class TestUse:
         assert parallel.optimizer.iterations == 2
         for found, expected in zip(parallel.template.get_weights(), before, strict=True):
             np.testing.assert_array_equal(found, expected)
-        parallel.template.compile(parallel.optimizer, "mae")  # another loss alone
+        parallel.template.compile(parallel.optimizer, "mae", metrics=["mae"])  # the same optimizer
         expected = np.abs(np.eye(3)[y] - parallel.predict(x, verbose=0)).mean()
         assert parallel.fit(x, np.eye(3)[y], 16, verbose=0).history["loss"] == [pytest.approx(expected, abs=1e-6)]
 
