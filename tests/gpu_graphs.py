@@ -20,23 +20,19 @@ from tower_train.graph import devices
 GPUS = [2, 0]
 BATCH = 4  # examples of a tower
 _IMAGES, _MIRRORED = (32, 32, 3), "mirrored"
-# {name: (module, options of its workload, shape of an example, classes)}; resnet8 has a block of each kind.
+# {name: (module, options of its workload, shape of an example)}; resnet8 has a block of each kind.
 NETWORKS = {
-    **{name: ("cifar10", {"model": name}, _IMAGES, 10) for name in ("convnet", "cifar10_94")},
-    "resnet8": ("cifar10", {"model": "resnet20"}, _IMAGES, 10),
-    "template": ("tower_train.workloads.template", {}, (2,), 3),
-    **{name: ("tower_train.workloads.image_folder", {"image_size": 64} | options, (64, 64, 3), 5)
-       for name, options in (("image_folder", {}), ("VGG16", {"network": "VGG16", "freeze_until": "block5_pool"}))},
-}  # fmt: skip
+    **{name: ("cifar10", {"model": name}, _IMAGES) for name in ("convnet", "cifar10_94")},
+    "resnet8": ("cifar10", {"model": "resnet20"}, _IMAGES),
+    "image_folder": ("tower_train.workloads.image_folder", {"image_size": 64}, (64, 64, 3)),
+}
 # Each kind of network and front, all variable updates, dtypes and all-reduces: {name: arguments of its function below}.
 # Not float64, which is for comparisons: its cross-entropy has no kernel on GPUs.
 TRAINERS = {
     "convnet": dict(variable_update="cpu", ema=0.9),
     "cifar10_94": dict(variable_update=_MIRRORED, all_reduce="nccl", dtype="float16"),
     "resnet8": dict(variable_update=_MIRRORED, all_reduce="add_n", optimizer="momentum", clip_gradients=1.0),
-    "image_folder": dict(variable_update=_MIRRORED, all_reduce="nccl", dtype="bfloat16", accumulate_steps=2),
-    "VGG16": dict(variable_update=_MIRRORED, all_reduce="add_n", dtype="float16", optimizer="muon"),
-    "template": dict(variable_update=_MIRRORED, all_reduce="collective"),
+    "image_folder": dict(variable_update=_MIRRORED, all_reduce="collective", dtype="bfloat16", accumulate_steps=2),
 }
 FRONTS = {  # {name: (front, Keras' dtype policy, GPUs of those two, the only ones that the process sees then)}
     "keras": ("keras", "mixed_float16", [1, 0]), "keras alone": ("keras", "float32", [0]),
@@ -66,16 +62,14 @@ def graph_of(name):
 
 
 def trainer_step(network, **options):
-    module, fields, shape, classes = NETWORKS[network]
-    workload = importlib.import_module(module).WORKLOAD
-    workload = workload.with_options(fields) if fields else workload
+    module, fields, shape = NETWORKS[network]
+    workload = importlib.import_module(module).WORKLOAD.with_options(fields)
     if network == "resnet8":
         resnet = importlib.import_module("cifar10.resnet")
         workload = dataclasses.replace(workload, inference=functools.partial(resnet.inference, depth=8))
     rng = np.random.default_rng(0)
-    values = rng.integers(0, 256, [64, *shape], np.uint8) if len(shape) > 1 else rng.random([64, *shape], np.float32)
-    labels = rng.integers(0, classes, 64)
-    examples = Examples.from_arrays("drawn", values, labels, [f"class {i}" for i in range(classes)])
+    images, labels = rng.integers(0, 256, [64, *shape], np.uint8), rng.integers(0, 10, 64)
+    examples = Examples.from_arrays("drawn", images, labels, [f"class {i}" for i in range(10)])
     limits = {name: None for name in ("global_batch_size", "epochs") if name in workload.recipe}
     common = {"gpus": tuple(GPUS), "summary_every_steps": 0, "dtype": "float32", "ema": 0.0, "batch_size": BATCH}
     common["jit_compile"] = "always"  # as a run on GPUs has it by default

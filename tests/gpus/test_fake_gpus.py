@@ -52,7 +52,7 @@ def is_on_the_wanted_gpus(name, case):
 def has_few_programs_of_xlas(found):
     """Of a trainer's step: the input, the towers' passes with the check, the update, the averages; two more for each
     batch normalisation over the towers, whose collectives cut a tower's passes."""
-    cut = {"convnet": 2, "VGG16": 4, "image_folder": 8, "template": 9, "resnet8": 20, "cifar10_94": 17}
+    cut = {"convnet": 2, "image_folder": 8, "resnet8": 20, "cifar10_94": 17}
     for name, most in cut.items():
         for gpu, sizes in found[name]["clusters"].items():
             assert len(sizes) <= most and sizes[0] > 50, (name, gpu, sizes)

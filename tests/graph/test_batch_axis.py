@@ -10,7 +10,6 @@ BATCH = LENGTH = 6  # of as many steps as examples, so that sizes do not tell
 CHANGES = {
     "elementwise": lambda x: tf.nn.relu(x) + tf.ones([5]),
     "time first": lambda x: tf.transpose(x, [1, 0, 2]),
-    "channels first": lambda x: tf.transpose(x, [2, 1, 0]) * 2,
     "added": lambda x: tf.transpose(x, [1, 0, 2]) + x[:, 0],
     "to one row": lambda x: tf.reduce_max(x, 1),
     "to one row, kept": lambda x: tf.reduce_mean(tf.transpose(x, [1, 0, 2]), [0], keepdims=True),
@@ -19,7 +18,6 @@ CHANGES = {
     "attention": lambda x: tf.matmul(x, x, transpose_b=True),
     "convolution": lambda x: tf.nn.conv1d(x, tf.ones([3, 5, 2]), 1, "SAME"),
     "joined": lambda x: tf.concat([x, x], 1),
-    "joined last": lambda x: tf.concat([tf.transpose(x, [1, 0, 2])] * 2, -1),
     "stacked": lambda x: tf.stack([x, x]),
     "stacked last": lambda x: tf.stack([x, x], -1),
     "one step": lambda x: x[:, 0],
@@ -32,10 +30,8 @@ CHANGES = {
     "gathered": lambda x: tf.gather(x, [1, 0], axis=2),
     "embedded": lambda x: tf.gather(tf.ones([9, 3]), tf.cast(x[..., 0], tf.int32)),
     "unpacked": lambda x: tf.unstack(x, LENGTH, axis=1)[2],
-    "padded": lambda x: tf.pad(x, [[0, 0], [1, 1], [0, 0]]),
     "of the weights": lambda x: tf.ones([6, 6]) @ tf.ones([6, 6]),
     "a covariance": lambda x: tf.matmul(x[:, 0], x[:, 0], transpose_a=True),
-    "its mean": lambda x: tf.reduce_mean(x, 0),
 }
 
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 import trainings
 
-from tower_train.graph import collectives, towers
+from tower_train.graph import towers
 from tower_train.workload import Examples, Workload
 
 v1 = tf.compat.v1
@@ -129,13 +129,3 @@ def test_an_activation_that_does_not_fit_the_loss_is_noticed(activation, loss, w
         outputs = towers.tower_outputs(workload, v1.placeholder(tf.float32, [2, 4]), tf.bfloat16, training=True)
         notes = towers.activation_notes(workload, outputs)
     assert [words in note for note in notes] == [True] * (words is not None)
-
-
-def test_workers_compare_once_whenever_there_is_more_to_compare():
-    compared, keys = [], collectives.Keys()
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        step = keys.compared(lambda meaning: compared.append(dict(meaning)))
-        for name in ("a", "b"):
-            keys.meaning[name] = "float32[]"
-            session.run([step]), session.run([step])
-    assert compared == [{"a": "float32[]"}, {"a": "float32[]", "b": "float32[]"}]

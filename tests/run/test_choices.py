@@ -99,15 +99,12 @@ MIRRORED = dict(variable_update="mirrored")
         ([T4, FAKE], AUTO, dict(dtype="float32"), ["since the compute capability of fake GPU is not known"]),
         ([A100, T4, P100], AUTO | dict(gpus=(1,)), dict(dtype="float16"), ["since T4 has"]),
         ([], {}, dict(variable_update="cpu", all_reduce=None), []),
-        ([A100], {}, dict(variable_update="mirrored", all_reduce=None), [ON_GPUS]),
         ([A100] * 8, {}, dict(all_reduce="nccl"), [ON_GPUS, "all_reduce: nccl, between 8 GPUs"]),
         (TWO, BEGAN, dict(all_reduce=None, stall_timeout_secs=0.0), []),
-        (TWO, MIRRORED | dict(all_reduce="add_n"), dict(all_reduce="add_n"), []),
         (TWO, dict(all_reduce="collective"), MIRRORED | dict(all_reduce="collective"), ["for --all_reduce"]),
         (TWO, dict(before=BEGAN), dict(variable_update="cpu", all_reduce=None), ["variable_update: cpu, as the run"]),
         (TWO, dict(before=BEGAN, all_reduce="nccl"), MIRRORED, ["for --all_reduce"]),
         (TWO, dict(before=BEGAN, check_mirrors_every_steps=5), MIRRORED, ["for --check_mirrors", "nccl"]),
-        ([], dict(all_reduce="add_n"), MIRRORED, []),
         ([], dict(check_mirrors_every_steps=5), MIRRORED | dict(all_reduce=None), []),
         ([FAKE] * 2, {}, dict(all_reduce="collective"), [ON_GPUS, "NVIDIA's GPUs, which fake GPU is not known to be"]),
         ([A100, RTX], {}, dict(check_mirrors_every_steps=100), [ON_GPUS, "nccl", "*** GPUs of different models (A100, "
@@ -120,7 +117,6 @@ MIRRORED = dict(variable_update="mirrored")
         (TWO, MIRRORED, dict(stall_timeout_secs=1800.0), ["all_reduce: nccl"]),
         ([], dict(num_workers=2), dict(stall_timeout_secs=1800.0), []),
         ([], ELASTIC, dict(stall_timeout_secs=1800.0), []),
-        ([], dict(num_workers=2, stall_timeout_secs=0.0), dict(stall_timeout_secs=0.0), []),
         ([], dict(stall_timeout_secs=9.0), dict(stall_timeout_secs=9.0), []),
     ],
 )  # fmt: skip

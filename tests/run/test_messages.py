@@ -140,10 +140,10 @@ def test_the_share_of_time_that_waits_for_input_is_told_with_advice_once(tmp_pat
 def test_there_is_a_line_every_ten_steps_and_one_of_the_last_step_of_a_start(tmp_path, capsys):
     """Also of a resumed start of few steps, and of one that ends early."""
     options = dict(log_every_steps=10, save_every_steps=0)
-    for last_step, expected in ((113, [*range(10, 111, 10), 113]), (119, [119])):
+    for last_step, expected in ((23, [10, 20, 23]), (29, [29])):
         jobs.train_toy(tmp_path / "long", max_steps=last_step, **options)
         assert [int(line["step"]) for line in log_lines(capsys.readouterr().out)] == expected
-    assert [record["step"] for record in jobs.metrics(tmp_path / "long")] == [*range(10, 111, 10), 113, 119]
+    assert [record["step"] for record in jobs.metrics(tmp_path / "long")] == [10, 20, 23, 29]
     result = jobs.train_toy(tmp_path / "short", max_steps=6, eval_every_steps=3, **options)
     told = capsys.readouterr().out
     assert told.index(": step 6, loss") < told.index("step 6: "), "the step before its evaluation"

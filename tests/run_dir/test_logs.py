@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tower_train.run_dir import logs
-
 SCOPES = ("conv1", "conv2", "local3", "local4", "softmax_linear")
 
 
@@ -61,32 +59,3 @@ def test_a_resume_neither_loses_nor_repeats_a_point(run, monkeypatch):
     events = [event for path in paths for event in tf.compat.v1.train.summary_iterator(path)]
     assert sum(bool(event.graph_def) for event in events) == 1
     assert [event.step for event in curves.Histograms("hidden/weights")] == list(range(10, 101, 10))
-
-
-def test_writers_of_one_second_do_not_overwrite_each_other_and_go_on_where_their_file_was_removed(tmp_path):
-    for step in range(5):
-        writer = logs.EventWriter(tmp_path)
-        logs.add_scalars(writer, {"a": step / 2, "b": 1.0}, step)
-        writer.close()
-    first = next(tf.compat.v1.train.summary_iterator(str(next(tmp_path.iterdir()))))
-    assert first.file_version == "brain.Event:2"  # by which TensorBoard heeds where a start begins
-    curves = jobs.events(tmp_path)
-    assert [(event.step, event.value) for event in curves.Scalars("a")] == [(i, i / 2) for i in range(5)]
-    assert len(curves.Scalars("b")) == 5
-    logs.add_scalars(writer := logs.EventWriter(tmp_path), {"a": 2.5}, 5)
-    for path in tmp_path.iterdir():
-        path.unlink()
-    logs.add_scalars(writer, {"a": 3.0}, 6)
-    writer.close()
-    assert [event.step for event in jobs.events(tmp_path).Scalars("a")] == [6]
-
-
-def test_curves_are_on_disk_up_to_every_checkpoint(tmp_path):
-    """A run that is killed later goes on from that checkpoint, and could not draw them again."""
-    found = []
-
-    def look(run_context):
-        found.append([event.step for event in jobs.events(tmp_path).Scalars("examples_per_sec")])
-
-    jobs.train_toy(tmp_path, [jobs.At({10: look, 20: look})], max_steps=20, save_every_steps=10)
-    assert found == [[5, 10], [5, 10, 15, 20]]
