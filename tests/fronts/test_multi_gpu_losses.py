@@ -50,7 +50,7 @@ MEASURED = {"vector": lambda x: ops.sum(x**2, axis=-1), "largest": lambda x: ops
 
 
 def test_added_losses_regularizers_and_metrics_of_layers_are_those_of_the_whole_batch(float64):
-    """In 6 steps, of which every third has a batch that towers cannot share out evenly."""
+    """In 12 steps, of which every third has a batch that towers cannot share out evenly."""
 
     def middle():
         of_weights = {"kernel_regularizer": "l2", "bias_regularizer": "l1"}
@@ -62,7 +62,7 @@ def test_added_losses_regularizers_and_metrics_of_layers_are_those_of_the_whole_
         ]
 
     settings = {"optimizer": "sgd", "loss": CROSS_ENTROPY}
-    trained = fit_both(network(middle), 3, settings, *data(11, 4), batch_size=4, epochs=2)
+    trained = fit_both(network(middle), 3, settings, *data(11, 4), batch_size=4, epochs=4)
     assert_same(trained, 1e-12)
     ours, keras_own = (float(model.layers[-2].measured.result()) for model, _ in trained[::-1])
     assert ours == pytest.approx(keras_own, rel=1e-12)

@@ -74,7 +74,7 @@ def test_dropout_noise_and_augmentation_are_those_of_one_device(float64):
         )  # fmt: skip
 
     x, y = data(11, 5, 4)[0], data(11, 2)[0]
-    assert_same(fit_both(build, 2, {"optimizer": "adam", "loss": "mse"}, x, y, batch_size=4, epochs=2), 1e-12)
+    assert_same(fit_both(build, 2, {"optimizer": "adam", "loss": "mse"}, x, y, batch_size=4, epochs=4), 1e-12)
 
 
 def test_batch_normalisation_averages_by_tower_move_to_the_mean_over_examples(examples=5):

@@ -62,15 +62,7 @@ def test_runs_are_drawn_and_tabulated_where_no_other_file_is(runs, tmp_path, mon
     lines = (odd / "metrics.jsonl").read_text()
     (odd / "metrics.jsonl").write_text(lines + '{"step": 25, "lo')  # a power cut
     assert command(COMMAND, str(odd), str(runs[1]), "--out=both")[0] == 0
-    for each in (
-        "5",
-        '{"step": 25}',
-        '{"step": 1, "epoch": "1"}',
-        '{"step": 1, "epoch": 1e999}',
-        "[]",
-        '{"loss',
-        "\xff",
-    ):
+    for each in ('{"step": 25}', '{"step": 1, "epoch": 1e999}', '{"loss'):
         (odd / "metrics.jsonl").write_text(f"{lines}{each}\n")
         with pytest.raises(errors.RunError, match="metrics.jsonl cannot be read .line 7 is no record of a run"):
             curves.history(str(odd))
