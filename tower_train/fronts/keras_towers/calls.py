@@ -79,15 +79,19 @@ def _joined(step: Step, mine, whole):
 
     def gradient(grad):
         if mine.shape.rank == 0:
-            return meeting.gradients_of_means([grad], "a mean")[0]
+            return meeting.gradients_of_means([grad], "a mean")[0], None
         merge = lambda asked: step.whole.gradients_of_rows(*zip(*asked, strict=True))  # noqa: E731
         over_towers = step.meet((grad, tf.shape(mine)[0]), merge, "the gradient of steps.join")
         my_grad = over_towers[meeting.current().place]
         missing = tf.shape(mine)[0] - tf.shape(my_grad)[0]  # of a tower without examples
         my_grad = tf.pad(my_grad, [[0, missing], *[[0, 0]] * (mine.shape.rank - 1)])
-        return tf.ensure_shape(my_grad, mine.shape)
+        return tf.ensure_shape(my_grad, mine.shape), None
 
-    copy = tf.custom_gradient(lambda _: (tf.identity(whole), gradient))(mine)
+    @tf.custom_gradient  # of the whole too, or TensorFlow would look for variables in all that it was computed from
+    def copied(_, joined):
+        return tf.identity(joined), gradient
+
+    copy = copied(mine, whole)
     attached = compat.attached(mine)
     compat.attach(copy, {name: _joined(step, attached[name], each) for name, each in compat.attached(whole).items()})
     return copy
