@@ -1,7 +1,7 @@
 """python -m tower_train.tf1: a program of TensorFlow 1, as it was published, on today's TensorFlow."""
 
 import argparse
-import importlib
+import importlib.util
 import os
 import runpy
 import sys
@@ -27,6 +27,9 @@ def main(argv) -> int:
     from tower_train.fronts.tf1 import source
 
     program = source.read(asked.program)
+    for package in ("tensorflow_estimator", "tf_keras"):
+        if not importlib.util.find_spec(package):
+            raise errors.ConfigError(f"The package {package} is missing. Install it: pip install 'tower_train[tf1]'")
     if not program.is_of_keras_3:
         os.environ["TF_USE_LEGACY_KERAS"] = "1"  # tf.layers and the cells of RNNs are parts of Keras 2
     console.quiet_tensorflow()

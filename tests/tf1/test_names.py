@@ -1,10 +1,12 @@
 """The table of names: each entry is there, and what is not is said with its line and replacement."""
 
+import importlib.util
 import re
 
 import jobs
 import pytest
 
+from tower_train import tf1
 from tower_train.fronts.tf1 import names
 
 TABLE = """
@@ -86,3 +88,11 @@ def test_python_2_is_named(tmp_path):
     (tmp_path / "old.py").write_text("print 'hello'\n")
     done = jobs.command("tower_train.tf1", "old.py", cwd=tmp_path)
     assert done.returncode == 2 and "old.py:1 is not Python 3" in done.stderr
+
+
+def test_without_the_extra_it_is_named_in_one_line(tmp_path, monkeypatch, refusal):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: name != "tf_keras" and find(name, *more))
+    (tmp_path / "program.py").write_text("import tensorflow as tf\n")
+    line = refusal(tf1, str(tmp_path / "program.py"))
+    assert "The package tf_keras is missing. Install it: pip install 'tower_train[tf1]'" in line
