@@ -1,7 +1,8 @@
 """Exchange between the processes that train one Keras model: one by itself, or several workers.
 
-Keras' steps run where the program has begun TensorFlow, long before it is known that there are other workers; then
-collective operations are no longer possible. So they run in a session on the worker's server, which the step calls.
+Keras' steps run where the program has begun TensorFlow, long before it is known that there are other workers. To
+begin its collective operations then loses the program's variables or, with the worker's server as another machine, its
+lookup tables, and they are no faster. So they run in a session on the worker's server, which the step calls.
 """
 
 import functools
