@@ -184,15 +184,15 @@ def is_known(line, page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_succeed_one_after_the_other(page, place, command):
-    """But for scripts, which have tests of their own, for those on other machines, and for benchmarks. Of each kind one
-    runs, the others are parsed."""
+    """But for scripts and old programs, which have tests of their own, for those on other machines, and for benchmarks.
+    Of each kind one runs, the others are parsed."""
     for line in commands(page):
         program, *words = shlex.split(line)
         if words[:2] == ["-m", "tower_train"]:
             __main__.parse(words[1:])  # as it stands; it runs smaller
         if program != "python":
             assert (jobs.ROOT / program).is_file(), line
-        elif "--worker_hosts" not in line and not is_benchmark(line) and not is_known(line, page):
+        elif not re.search("--worker_hosts|PROGRAM", line) and not is_benchmark(line) and not is_known(line, page):
             if "--weights=" in line:
                 file = re.search(r"--weights=(\S+)", line)[1]
                 getattr(keras.applications, NETWORK)(include_top=False, weights=None).save_weights(file)
