@@ -30,12 +30,12 @@ def main(argv) -> int:
     for package in ("tensorflow_estimator", "tf_keras"):
         if not importlib.util.find_spec(package):
             raise errors.ConfigError(f"The package {package} is missing. Install it: pip install 'tower_train[tf1]'")
-    if not program.is_of_keras_3:
+    if not program.uses_keras_3:
         os.environ["TF_USE_LEGACY_KERAS"] = "1"  # tf.layers and the cells of RNNs are parts of Keras 2
     console.quiet_tensorflow()
     from tower_train.fronts.tf1 import views
 
-    names = views.Names(program.is_of_keras_3)
+    names = views.Names(program.uses_keras_3)
     return _check(program, names) if asked.check else _run(asked, program, names)
 
 
@@ -47,7 +47,7 @@ def companion(name: str) -> types.SimpleNamespace:
     """Imports a file of TensorFlow 1, such as the tutorial's cifar10.py, for a workload: with the old names."""
     from tower_train.fronts.tf1 import views
 
-    views.Names(of_keras_3=False).install()
+    views.Names(uses_keras_3=False).install()
     parts = vars(importlib.import_module(name))
     functions = {each: _with_dimensions(part) for each, part in parts.items() if isinstance(part, types.FunctionType)}
     return types.SimpleNamespace(**parts | functions)
@@ -77,7 +77,7 @@ def _check(program, names) -> int:
             missing.setdefault(str(error), {})[place] = None
     for why, places in missing.items():
         console.say(f"{', '.join([*places][:3])}{' ...' if len(places) > 3 else ''}: {why}")
-    kind = "Keras 3, eagerly" if program.is_of_keras_3 else "TensorFlow 1's behaviour, with Keras 2"
+    kind = "Keras 3, eagerly" if program.uses_keras_3 else "TensorFlow 1's behaviour, with Keras 2"
     console.say(f"{len(missing)} names are not there. It runs with {kind}.\nIts towers: {program.front}.")
     return 2 if missing else 0
 
@@ -88,7 +88,7 @@ def _run(asked, program, names) -> int:
     from tower_train.cluster import program as workers
     from tower_train.fronts.tf1 import keras_models, machine
 
-    if program.is_of_keras_3:
+    if program.uses_keras_3:
         keras_models.prepare(is_named_acc=bool({"acc", "val_acc"} & program.words))
     else:
         tf.compat.v1.disable_v2_behavior()

@@ -11,10 +11,10 @@ from tower_train.fronts.tf1 import names
 
 TABLE = """
 from tower_train.fronts.tf1 import names, views
-for of_keras_3 in (False, True):
-    seen = views.Names(of_keras_3)
-    for name, row in names.table(of_keras_3).items():
-        if "tf_slim" not in row and not row.startswith("use:") and not (of_keras_3 and "estimator" in name):
+for uses_keras_3 in (False, True):
+    seen = views.Names(uses_keras_3)
+    for name, row in names.table(uses_keras_3).items():
+        if "tf_slim" not in row and not row.startswith("use:") and not (uses_keras_3 and "estimator" in name):
             found = seen.find(name)
             assert not row or getattr(found, "modules", found), name
 """

@@ -74,9 +74,9 @@ def test_an_estimator_trains_in_two_towers_what_one_device_trains(tmp_path):
     shown, said = run("fashion_estimator.py", tmp_path, 2, 8, cwd=tmp_path)
     alone, _ = run("fashion_estimator.py", tmp_path, 1, 16, cwd=tmp_path)
     assert "2 towers on the CPU" in said and re.search(r"images/second with 2 GPUs", shown)
-    of_towers, of_one = (eval(text.splitlines()[-1], {"np": np}) for text in (shown, alone))
-    assert of_towers["global_step"] == of_one["global_step"] == 6  # 48 images, 2 epochs
-    np.testing.assert_allclose(of_towers["loss"], of_one["loss"], rtol=1e-5)
+    of_towers, train_one = (eval(text.splitlines()[-1], {"np": np}) for text in (shown, alone))
+    assert of_towers["global_step"] == train_one["global_step"] == 6  # 48 images, 2 epochs
+    np.testing.assert_allclose(of_towers["loss"], train_one["loss"], rtol=1e-5)
 
 
 def test_an_estimator_trains_on_folders_through_contrib(tmp_path):

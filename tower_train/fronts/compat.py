@@ -330,7 +330,7 @@ def batches(x, y, sample_weight, size: int) -> Iterator[tuple]:
             adapter.on_epoch_end()
 
 
-def dataset_of(batches: Sequence, spec) -> tf.data.Dataset:
+def as_dataset(batches: Sequence, spec) -> tf.data.Dataset:
     """Returns the data set of batches, whose elements are of this specification, so that no function is traced anew."""
     variants = [tf.data.experimental.to_variant(tf.data.Dataset.from_tensors(batch)) for batch in batches]
     datasets = [tf.data.experimental.from_variant(variant, spec) for variant in variants]
@@ -476,7 +476,7 @@ def save_as(cls: type, name: str, may_save: Callable[[Any], bool]) -> None:
     """Lets Keras and TensorFlow save, copy and load models of a class as the plain model in their attribute `name`;
     save nothing where may_save(model) is false."""
 
-    def of_plain(function):
+    def on_plain_tensors(function):
         @functools.wraps(function)
         def call(model, *args, **kwargs):
             if not isinstance(model, cls):
@@ -500,7 +500,7 @@ def save_as(cls: type, name: str, may_save: Callable[[Any], bool]) -> None:
         (serialization_lib, ("serialize_keras_object",)),
     ):
         for function in functions:
-            setattr(module, function, of_plain(getattr(module, function)))
+            setattr(module, function, on_plain_tensors(getattr(module, function)))
     for method in ("__reduce__", "_trackable_children", "_lookup_dependency"):
         setattr(cls, method, tracking(method))
 
@@ -539,8 +539,8 @@ def in_float64(variables: Iterable[keras.Variable]) -> Iterator[None]:
 def attached(tensor) -> dict[str, tf.Tensor]:
     """Returns what Keras attached to a layer's output for layers and losses: its mask, and the logits of a softmax or a
     sigmoid, of which crossentropies are computed."""
-    of_tensor = {name: getattr(tensor, name, None) for name in ("_keras_mask", "_keras_logits")}
-    return {name: value for name, value in of_tensor.items() if value is not None}
+    attached = {name: getattr(tensor, name, None) for name in ("_keras_mask", "_keras_logits")}
+    return {name: value for name, value in attached.items() if value is not None}
 
 
 def attach(tensor, values: dict[str, tf.Tensor]) -> None:
@@ -592,11 +592,11 @@ def set_input(op: tf.Operation, index: int, value: tf.Tensor) -> None:
 
 def keep_queues_on_host() -> None:
     """Places queues and readers on the CPU whatever tf.device says, as TensorFlow 1 did; today it refuses the graph."""
-    apply, of_host = ops.Graph._apply_device_functions, re.compile(r"Queue|Reader(?!Dataset)|Barrier")
+    apply, host_ops = ops.Graph._apply_device_functions, re.compile(r"Queue|Reader(?!Dataset)|Barrier")
 
     def apply_and_correct(graph, op):
         apply(graph, op)
-        spec = tf.DeviceSpec.from_string(op.device) if of_host.search(op.type) else None
+        spec = tf.DeviceSpec.from_string(op.device) if host_ops.search(op.type) else None
         if spec and spec.device_type:  # CPU too: a queue in /gpu:1 asks for /cpu:1
             op._set_device(spec.replace(device_type="CPU", device_index=0).to_string())
 

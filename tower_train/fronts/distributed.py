@@ -15,7 +15,7 @@ from tower_train.graph.gradients import Gradient, GradientsAndVariables, variabl
 v1 = tf.compat.v1
 
 
-def _of_optimizer(name: str):
+def _optimizer_method(name: str):
     """Makes a method that is the wrapped optimizer's own."""
     return lambda self, *args, **kwargs: getattr(self._optimizer, name)(*args, **kwargs)
 
@@ -48,7 +48,7 @@ class DistributedOptimizer(v1.train.Optimizer):
         self._cluster = current()
 
     apply_gradients, get_slot, get_slot_names, variables = map(
-        _of_optimizer, ("apply_gradients", "get_slot", "get_slot_names", "variables")
+        _optimizer_method, ("apply_gradients", "get_slot", "get_slot_names", "variables")
     )
 
     def compute_gradients(self, *args, **kwargs) -> GradientsAndVariables:

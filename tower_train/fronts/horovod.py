@@ -30,13 +30,13 @@ class Compression:
     none, fp16, bf16 = None, tf.float16, tf.bfloat16
 
 
-def _of_cluster(name: str):
+def _cluster_attribute(name: str):
     return lambda: getattr(program.current(), name)
 
 
 init, is_initialized = program.init, program.is_initialized
-rank, size, local_rank, local_size = map(_of_cluster, ("rank", "size", "local_rank", "local_size"))
-target, session_config = map(_of_cluster, ("target", "session_config"))  # what this worker's sessions need
+rank, size, local_rank, local_size = map(_cluster_attribute, ("rank", "size", "local_rank", "local_size"))
+target, session_config = map(_cluster_attribute, ("target", "session_config"))  # what this worker's sessions need
 
 
 def shutdown() -> None:

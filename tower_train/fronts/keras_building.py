@@ -103,7 +103,7 @@ def output_names(model: keras.Model, outputs) -> list[str]:
     return getattr(model, "output_names", None) or [f"output_{i + 1}" for i in range(count)]
 
 
-def initializer_of(variable: keras.Variable, assigned: tf.Tensor | None):
+def as_initializer(variable: keras.Variable, assigned: tf.Tensor | None):
     """Returns an initializer for get_variable; `assigned` is the value of the variable in the scope in which its model
     was built, such as a loaded weight, or None."""
     initializer = compat.pending_initializer(variable)

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tower_train import errors, layers
 from tower_train.fronts import compat
-from tower_train.fronts.keras_building import build_isolated, features_fault, floatx, initializer_of, named_variables
+from tower_train.fronts.keras_building import as_initializer, build_isolated, features_fault, floatx, named_variables
 from tower_train.fronts.scope import TowerScope
 from tower_train.graph import context
 from tower_train.normalization import moving_collections, normalize, note
@@ -72,7 +72,7 @@ class _Network:
         self._variables = named_variables(model)
         self._generators = {id(v): name.rpartition("/")[0] for name, v in self._variables.items()}
         self._initializers = {
-            name: initializer_of(v, assigned.get_current_value(v)) for name, v in self._variables.items()
+            name: as_initializer(v, assigned.get_current_value(v)) for name, v in self._variables.items()
         }
         self._moving: set[int] = set()  # ids of variables that follow the batch statistics
         self._in_graph: dict[int, tf.Variable] = {}  # by id of the model's: of the tower being built
@@ -152,7 +152,7 @@ class _Network:
         if isinstance(layer, keras.layers.Normalization):
             return
         for name, make in compat.eager_attributes(layer).items():
-            self._replaced.append((layer, name, functools.partial(self._of_graph, make)))
+            self._replaced.append((layer, name, functools.partial(self._made_in_graph, make)))
         if isinstance(layer, keras.layers.TextVectorization):
             self._replaced.append((layer, "call", lambda: functools.partial(_with_rows, layer.call)))
         if type(layer) is not keras.layers.BatchNormalization:  # others have rules of their own
@@ -163,7 +163,7 @@ class _Network:
         elif layer.synchronized:  # over all towers as others are, and by no strategy
             self._replaced.append((layer, "synchronized", lambda: False))
 
-    def _of_graph(self, make: Callable):
+    def _made_in_graph(self, make: Callable):
         """Returns what a function makes in a graph, the same for all towers."""
         with tf.init_scope(), tf.device("/cpu:0"):  # of the graph around a loop's or a branch's
             made = self._made.setdefault(v1.get_default_graph(), {})

@@ -43,10 +43,12 @@ def split(data, first: int, here: int, count: int) -> list[Part]:
     with tf.device(HOST):
         for index in range(first, first + here):
             cuts = tuple(cut(_size(leaf), index, count) for leaf in leaves)
-            rows = {id(leaf): rows_of(leaf, c.begin, c.rows) for leaf, c in zip(leaves, cuts, strict=True) if count > 1}
-            of_tower = keras.tree.map_structure(lambda leaf: rows.get(id(leaf), leaf), data)  # noqa: B023
+            rows = {
+                id(leaf): cut_rows(leaf, c.begin, c.rows) for leaf, c in zip(leaves, cuts, strict=True) if count > 1
+            }
+            own_data = keras.tree.map_structure(lambda leaf: rows.get(id(leaf), leaf), data)  # noqa: B023
             examples, batch = (tf.cast(size, keras.config.floatx()) for size in (cuts[0].examples, cuts[0].batch))
-            parts.append(Part(of_tower, cuts if count > 1 else (), examples / batch))
+            parts.append(Part(own_data, cuts if count > 1 else (), examples / batch))
     return parts
 
 
@@ -69,7 +71,7 @@ def lengths(data) -> list[Size]:
     return [*dict.fromkeys(size for size in sizes if size is not None), *unknown]
 
 
-def rows_of(tensor, begin: Size, rows: Size):
+def cut_rows(tensor, begin: Size, rows: Size):
     """Returns consecutive rows of a dense, ragged or sparse tensor."""
     if not isinstance(tensor, tf.SparseTensor):
         return tensor[begin : begin + rows]

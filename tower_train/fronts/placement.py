@@ -120,8 +120,8 @@ def spread(
     balance.tell_cost(model.optimizer or model, model.name, on_host.values())
     slots = [slot for each in optimizers for slot in each.variables]
     for weight in sorted((each for each in weights if id(each) not in on_host), key=num_bytes, reverse=True):
-        gpu, of_weight = balance.next(), f"{weight.path.replace('/', '_')}_"  # how Keras names slots
-        for variable in (weight, *(slot for slot in slots if slot.name.startswith(of_weight))):
+        gpu, slot_prefix = balance.next(), f"{weight.path.replace('/', '_')}_"  # how Keras names slots
+        for variable in (weight, *(slot for slot in slots if slot.name.startswith(slot_prefix))):
             compat.move(variable, gpu)
         balance.add(weight)
     for name in ("train_function", "test_function", "predict_function"):  # they read the storage of before
@@ -136,7 +136,7 @@ def beside_inputs():
             return op.device
         if any(output.dtype.is_integer for output in op.outputs):  # kernels of GPUs have most of them on the host
             return devices.HOST
-        return next((name for name in map(_device_of, op.inputs) if "GPU" in name.upper()), devices.HOST)
+        return next((name for name in map(_device, op.inputs) if "GPU" in name.upper()), devices.HOST)
 
     return v1.device(place)
 
@@ -147,7 +147,7 @@ def of(variable) -> str:
     return device if "GPU" in device.upper() else devices.HOST
 
 
-def _device_of(tensor: tf.Tensor) -> str:
+def _device(tensor: tf.Tensor) -> str:
     """Returns the device of a tensor in a graph, also one that only TensorFlow's placer gives it: of a variable that is
     read, or what a function captures."""
     if hasattr(tensor, "numpy") or tensor.device:
@@ -156,4 +156,4 @@ def _device_of(tensor: tf.Tensor) -> str:
         outer = [outside for outside, inside in getattr(tensor.graph, "captures", ()) if inside is tensor]
     else:
         outer = tensor.op.inputs if tensor.op.type in ("ReadVariableOp", "Identity") else ()
-    return next(map(_device_of, outer), "")
+    return next(map(_device, outer), "")

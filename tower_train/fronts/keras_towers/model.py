@@ -177,7 +177,7 @@ class TowerModel(keras.Model):
             return step.logs(returned)
 
 
-def _of_template(name: str):
+def _template_attribute(name: str):
     """Makes a method of keras.Model that of the template, which only the chief saves."""
 
     @functools.wraps(getattr(keras.Model, name))
@@ -202,6 +202,6 @@ def _together(name: str):
 
 compat.save_as(TowerModel, "template", lambda model: model.exchange.is_chief)
 for _name in ("save", "save_weights", "load_weights", "export", "get_config", "to_json", "summary", "get_layer"):
-    setattr(TowerModel, _name, _of_template(_name))
+    setattr(TowerModel, _name, _template_attribute(_name))
 for _name in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch"):
     setattr(TowerModel, _name, _together(_name))

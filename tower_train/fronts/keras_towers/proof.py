@@ -15,7 +15,7 @@ import tensorflow as tf
 from tower_train import console
 from tower_train.fronts import compat, parts
 from tower_train.fronts.keras_towers.calls import explained
-from tower_train.fronts.keras_towers.layers import Seen, compare_layers
+from tower_train.fronts.keras_towers.layers import Seen
 from tower_train.fronts.keras_towers.step import updates_noted
 from tower_train.graph.random_state import source_line
 from tower_train.proof import first
@@ -42,7 +42,7 @@ class FirstStep:
             with compat.random_states_kept():
                 console.say(first.before_training(lambda: self._compare(batches), _HOW_NOT))
         self._model.train_function = self._train
-        return self._train(iter(compat.dataset_of(batches, iterator.element_spec)) if batches else iterator)
+        return self._train(iter(compat.as_dataset(batches, iterator.element_spec)) if batches else iterator)
 
 
 @explained()
@@ -74,8 +74,8 @@ def compare_steps(
     optimizers, adds_losses = rehearse(batches[0]), compat.adds_losses(alone)
     if is_first and first.announce(2, 5 * (time.monotonic() - began), _HOW_NOT):  # of tracing, most of all
         count, each = 2, EACH // 2
-    of_optimizers = [variable for each in optimizers for variable in each.variables]
-    variables = {id(v): v for v in [*alone.variables, *of_optimizers, *alone.metrics_variables]}.values()
+    optimizer_variables = [variable for each in optimizers for variable in each.variables]
+    variables = {id(v): v for v in [*alone.variables, *optimizer_variables, *alone.metrics_variables]}.values()
     inner = [getattr(each, "inner_optimizer", each) for each in optimizers]
     # An optimizer that accumulates gradients updates once in so many steps.
     steps = max(STEPS, *(each.gradient_accumulation_steps or 1 for each in inner), 1)
@@ -119,7 +119,7 @@ class _Comparison:
             for variable, value in zip(self.variables, before, strict=True):
                 variable.assign(value)
 
-        def layers_of() -> tuple[Seen | None, set]:
+        def compare_layers() -> tuple[Seen | None, set]:
             around = functools.partial(several.train_around, self.rows[0])
             return compare_layers(lambda: one.train_step(self.rows[0]), around, rounding**0.6, reset)
 
@@ -149,14 +149,14 @@ class _Comparison:
         with _traced_anew(one):
             try:
                 if self.adds_losses:
-                    several.summed.keys.update(layers_of()[1])  # of all that `towers` makes
+                    several.summed.keys.update(compare_layers()[1])  # of all that `towers` makes
                 if self.batch_norm == "tower":
                     by_tower = training(self.towers(self.count, "tower"))
                 verdict = compare(training(one), training(several), list(weights.values()), rounding, by_tower)
                 begins = None
                 if verdict.excess:
                     with contextlib.suppress(Exception):  # of a step that cannot be looked into: the variable is known
-                        begins, _ = layers_of()
+                        begins, _ = compare_layers()
                 size = f"{self.steps} steps of {parts.batch_size(self.rows[0])} examples, {dtype}"
                 return first.line_of_model(verdict, self.count, size, begins)
             finally:
@@ -184,7 +184,7 @@ def _rows(batches: Sequence, count: int, each: int) -> list:
             return leaves[0]
         whole = leaves[0] if len(leaves) == 1 else parts.joined(leaves)
         times = int(parts.batch_size(whole)) // examples  # rows of an example
-        return parts.rows_of(whole, step * size * times, size * times)
+        return parts.cut_rows(whole, step * size * times, size * times)
 
     return [keras.tree.map_structure(functools.partial(cut, step), *batches) for step in range(STEPS)]
 

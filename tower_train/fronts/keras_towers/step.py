@@ -144,8 +144,8 @@ class Step:
         with TowerScope([]) as scope:
             returned = function()
         values = [*(value for _, value in scope.assigned.values()), *keras.tree.flatten(returned)]
-        of_first = iter(self._exchange.first([value for value in values if tf.is_tensor(value)]))
-        values = [next(of_first) if tf.is_tensor(value) else value for value in values]
+        from_first = iter(self._exchange.first([value for value in values if tf.is_tensor(value)]))
+        values = [next(from_first) if tf.is_tensor(value) else value for value in values]
         for (variable, _), value in zip(scope.assigned.values(), values, strict=False):
             variable.assign(value)
         return keras.tree.pack_sequence_as(returned, values[len(scope.assigned) :])
@@ -160,7 +160,7 @@ class Step:
                 '{"loss": loss}: means over the examples.'
             )
         as_floats = [
-            [tf.cast(each, keras.config.floatx()) for each in keras.tree.flatten(of_tower)] for of_tower in returned
+            [tf.cast(each, keras.config.floatx()) for each in keras.tree.flatten(values)] for values in returned
         ]
         return keras.tree.pack_sequence_as(logs, self.whole.means(list(zip(*as_floats, strict=True))))
 

@@ -33,7 +33,7 @@ class Whole:
         local = []
         for values in tensors:
             filled = [
-                parts.rows_of(value, 0, tf.where(part.share > 0, parts.batch_size(value), 0))
+                parts.cut_rows(value, 0, tf.where(part.share > 0, parts.batch_size(value), 0))
                 for part, value in zip(self.parts, values, strict=True)
             ]
             with tf.device(self._device):

@@ -8,7 +8,7 @@ import tf_keras
 
 from tower_train import errors
 from tower_train.fronts import compat
-from tower_train.fronts.multi_gpu_model import multi_gpu_model as of_keras_3
+from tower_train.fronts.multi_gpu_model import multi_gpu_model as keras_3_model
 
 
 def multi_gpu_model(model, gpus=None, cpu_merge=True, cpu_relocation=False):
@@ -17,7 +17,7 @@ def multi_gpu_model(model, gpus=None, cpu_merge=True, cpu_relocation=False):
     gpus is a number of towers, or a list of GPUs; by default all GPUs. The variables are those of `model`.
     """
     if isinstance(model, keras.Model):
-        return of_keras_3(model, gpus, cpu_merge, cpu_relocation)
+        return keras_3_model(model, gpus, cpu_merge, cpu_relocation)
     here = len(tf.config.list_physical_devices("GPU"))
     towers = list(range(here or 1) if gpus is None else range(gpus) if isinstance(gpus, int) else gpus)
     if here and max(towers, default=0) >= here:
@@ -100,8 +100,8 @@ def _naming_acc(compile_):
 
 def _under_any_name(save_weights):
     def call(self, path, *args, **kwargs):
-        is_of_keras_3 = str(path).endswith(".weights.h5")
-        return (save_weights if is_of_keras_3 else compat.save_weights_as_hdf5)(self, path, *args, **kwargs)
+        uses_keras_3 = str(path).endswith(".weights.h5")
+        return (save_weights if uses_keras_3 else compat.save_weights_as_hdf5)(self, path, *args, **kwargs)
 
     return call
 

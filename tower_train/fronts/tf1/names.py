@@ -86,9 +86,9 @@ _ONE_NAME = [  # (a regular expression of the beginning of a name, the name unde
 ]  # fmt: skip
 
 
-def table(of_keras_3: bool) -> dict[str, str]:
-    """Returns {name: its row}. of_keras_3: for a program of Keras without sessions, which keeps today's Keras."""
-    rows = (_TABLE + _OF_KERAS_3 * of_keras_3).replace("OURS", "tower_train.fronts.tf1").strip().splitlines()
+def table(uses_keras_3: bool) -> dict[str, str]:
+    """Returns {name: its row}. uses_keras_3: for a program of Keras without sessions, which keeps today's Keras."""
+    rows = (_TABLE + _OF_KERAS_3 * uses_keras_3).replace("OURS", "tower_train.fronts.tf1").strip().splitlines()
     return {name: value.strip() for name, _, value in (row.partition(" ") for row in rows)}
 
 
@@ -99,7 +99,7 @@ def one_name(name: str) -> str:
     return name
 
 
-def replacement_of(name: str) -> str:
+def advice(name: str) -> str:
     """Returns what replaced a name that is not there, from TensorFlow's own tables or from this one."""
     from tensorflow.tools.compatibility import tf_upgrade_v2
 

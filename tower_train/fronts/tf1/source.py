@@ -31,7 +31,7 @@ class Source:
     words: set[str]
 
     @property
-    def is_of_keras_3(self) -> bool:
+    def uses_keras_3(self) -> bool:
         """Returns whether this is a program of Keras without sessions."""
         parts = {part for name, _ in self.uses for part in name.split(".")}
         return any(name.startswith("keras") for name, _ in self.uses) and not _OF_GRAPHS & parts

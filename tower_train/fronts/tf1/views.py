@@ -26,11 +26,11 @@ class NoSuchModule(errors.ConfigError, ImportError):
 
 
 class Names:
-    """The names of TensorFlow 1, Keras and Horovod as a program sees them; of_keras_3: as names.table has it."""
+    """The names of TensorFlow 1, Keras and Horovod as a program sees them; uses_keras_3: as names.table has it."""
 
-    def __init__(self, of_keras_3: bool):
+    def __init__(self, uses_keras_3: bool):
         compat.restore_names_for_slim()
-        self.table = names.table(of_keras_3)
+        self.table = names.table(uses_keras_3)
         self.find = functools.cache(self._find)
 
     def _find(self, name: str) -> Any:
@@ -49,7 +49,7 @@ class Names:
                 found = found or [importlib.import_module(name)]
             is_module = parent == "tensorflow.contrib" or any(each.startswith(f"{name}.") for each in self.table)
             if not found and not is_module:  # modules are imported, and not always used
-                raise NoSuchName(f"{name} is not there{_line_of_program()}. Use instead: {names.replacement_of(name)}.")
+                raise NoSuchName(f"{name} is not there{_line_of_program()}. Use instead: {names.advice(name)}.")
         if found and not isinstance(found[0], types.ModuleType):
             return found[0]
         modules = [each for each in found if isinstance(each, types.ModuleType)]

@@ -55,7 +55,7 @@ class _KerasModelFn:
     def __init__(self, model: keras.Model):
         self._model = model
         self._initial = _values(model) if model.built else None
-        self._optimizer = KerasOptimizer(copies_of(model.optimizer))
+        self._optimizer = KerasOptimizer(copier(model.optimizer))
 
     def __call__(self, features, labels, mode):
         model, is_training = self._model, mode == library.api.ModeKeys.TRAIN
@@ -124,7 +124,7 @@ def _in_graph(variables: list[keras.Variable], initial: dict, collections: list[
     return made
 
 
-def copies_of(optimizer: keras.optimizers.Optimizer) -> Callable[[], keras.optimizers.Optimizer]:
+def copier(optimizer: keras.optimizers.Optimizer) -> Callable[[], keras.optimizers.Optimizer]:
     """Returns a function that makes optimizers like this one, which stays as it is, in the default graph."""
     with compat.eager_mode():
         config = optimizer.get_config()
@@ -181,7 +181,7 @@ def _for_canned(optimizer) -> KerasOptimizer | None:
     made = optimizer() if callable(optimizer) else optimizer
     if not isinstance(made, keras.optimizers.Optimizer):
         return None
-    return KerasOptimizer((lambda: made) if callable(optimizer) else copies_of(made))
+    return KerasOptimizer((lambda: made) if callable(optimizer) else copier(made))
 
 
 def _metric_pair(name: str, metric):

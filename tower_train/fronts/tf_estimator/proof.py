@@ -118,14 +118,14 @@ def _compared_in(
         count, each = 2, max(1, each // 2)
         one = train(1)
 
-    def of_one(seed: int | None) -> list[Values]:
+    def train_one(seed: int | None) -> list[Values]:
         return done.pop() if done and seed is None else train(1, "global", seed, one.first).after
 
     def several(batch_norm: str) -> Training:
         return lambda _: train(count, batch_norm, None, one.first).after
 
     done, by_tower = [one.after], several("tower") if config.batch_norm == "tower" else None
-    verdict = compare(of_one, several("global"), one.weights, epsilon(one.dtype), by_tower)
+    verdict = compare(train_one, several("global"), one.weights, epsilon(one.dtype), by_tower)
     return first.line_of_model(verdict, count, f"{STEPS} steps of {each * count} examples, {one.dtype.name}")
 
 

@@ -163,12 +163,12 @@ class ModelTowers:
         """Returns over the tensors of a batch, labels first, the rows that the towers of all workers have of them; and
         weighs towers in the training's means by those of the first."""
         here = [parts.sizes((labels, features)) for features, labels in self._batches]
-        of_all, after = here, first + len(here)
+        all_sizes, after = here, first + len(here)
         if here[0] and after - first < count:
             rows = self._training.sum(tf.pad(tf.convert_to_tensor(here), [[first, count - after], [0, 0]]))
-            of_all = [tf.unstack(each) for each in tf.unstack(rows)]
-            of_all[first:after] = here  # which may be static
-        sizes = [list(each) for each in zip(*of_all, strict=True)]
+            all_sizes = [tf.unstack(each) for each in tf.unstack(rows)]
+            all_sizes[first:after] = here  # which may be static
+        sizes = [list(each) for each in zip(*all_sizes, strict=True)]
         if sizes and not (all(isinstance(size, int) for size in sizes[0]) and len(set(sizes[0])) == 1):
             examples = tf.cast(tf.stack(sizes[0]), tf.float64)
             self._training.weights = tf.unstack(examples * count / tf.reduce_sum(examples))[first:after]

@@ -128,7 +128,7 @@ class Training:
             with tf.device(placement.of(pairs[0][1])):
                 means += gradients.average_gradients([[pair] for pair in pairs])
         if self.all_reduce.num_workers > 1:
-            [values] = self.all_reduce.mean([[_of_known_shape(*pair) for pair in means]])
+            [values] = self.all_reduce.mean([[_with_known_shape(*pair) for pair in means]])
             means = [(value, variable) for value, (_, variable) in zip(values, means, strict=True)]
         factor = self.num_towers if self.is_summed() else 1
         return [(tf.math.scalar_mul(factor, grad) if factor > 1 else grad, variable) for grad, variable in means]
@@ -176,7 +176,7 @@ for _optimizer in _OPTIMIZERS:
     compat.wrap_method(_optimizer, "apply_gradients", _averaging)
 
 
-def _of_known_shape(grad: tf.Tensor | tf.IndexedSlices, variable: tf.Variable) -> tf.Tensor | tf.IndexedSlices:
+def _with_known_shape(grad: tf.Tensor | tf.IndexedSlices, variable: tf.Variable) -> tf.Tensor | tf.IndexedSlices:
     """Returns a gradient of its variable's shape; of a sparse one, workers may have rows for any number of indices."""
     if not isinstance(grad, tf.IndexedSlices):
         return tf.ensure_shape(grad, variable.shape)
