@@ -106,9 +106,9 @@ def normalize(
 
 def note(statistic: Statistic) -> None:
     """Passes a statistic of the batch to the training graph, which updates its variable once per step."""
-    noted = context.current().statistics
-    if noted is not None:  # else no step follows
-        noted.append(statistic)
+    statistics = context.current().statistics
+    if statistics is not None:  # else no step follows
+        statistics.append(statistic)
 
 
 def moving_collections(is_averaged: bool) -> list[str]:
@@ -159,25 +159,27 @@ def _over_towers(inputs, gamma, beta, epsilon: float) -> tuple[tf.Tensor, tf.Ten
         def gradient(grad):
             inverse = tf.math.rsqrt(variance + epsilon)
             factor = gamma * inverse
-            scaled, of_beta, of_scale = _scaled_and_summed(grad, inputs, mean, factor)
-            of_gamma = of_scale * inverse
+            scaled, beta_grad, scale_grad = _scaled_and_summed(grad, inputs, mean, factor)
+            gamma_grad = scale_grad * inverse
             count = tf.cast(tf.size(inputs) // inputs.shape[-1], gamma.dtype)
-            of_mean, of_deviation = tf.unstack(mean_over_towers(tf.stack([of_beta, of_gamma])) / count)
-            of_inputs = scaled + _scaled(inputs, mean, -factor * inverse * of_deviation, -factor * of_mean)
-            return of_inputs, of_gamma, of_beta
+            mean_grad, deviation_grad = tf.unstack(mean_over_towers(tf.stack([beta_grad, gamma_grad])) / count)
+            inputs_grad = scaled + _scaled(inputs, mean, -factor * inverse * deviation_grad, -factor * mean_grad)
+            return inputs_grad, gamma_grad, beta_grad
 
         return _scaled(inputs, mean, gamma * tf.math.rsqrt(variance + epsilon), beta), gradient
 
     return normalized(inputs, gamma, beta), mean, variance
 
 
-# Of batches of images TensorFlow's fused operations take half of the time or less, each one or two passes over them.
-_EPSILON = 2.0**-10  # that they add to variances
+# For batches of images, TensorFlow's fused operations take half of the time or less: one or two passes over them each.
+_EPSILON = 2.0**-10  # they divide by sqrt(variance + epsilon): with a variance of 1 - this, by 1
 
 
 def _by_kernel(inputs: tf.Tensor, kernel: Callable, plain: Callable, *others: tf.Tensor):
-    """Returns kernel(inputs, *others) if it is for such inputs, else plain(inputs, *others), which is the same; and
-    whose gradient it gets, of a gradient of a gradient: kernels have none of means and variances."""
+    """Returns kernel(inputs, *others) for batches of images on CPUs, else plain(inputs, *others), which equals it.
+
+    Gradients are those of `plain`, since the kernels have none of means and variances.
+    """
     if inputs.shape.rank != 4 or inputs.dtype == tf.float64 or "GPU" in inputs.device:  # there not measured
         return plain(inputs, *others)
 
@@ -243,9 +245,9 @@ def moments_over_towers(inputs: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tens
     """Returns mean and variance over axes of the batches of all towers as if of one."""
     local_mean = tf.reduce_mean(inputs, axes, keepdims=True)
     local_variance = tf.reduce_mean(tf.math.squared_difference(inputs, local_mean), axes)
-    if of_all := context.current().mean:
-        [mean] = of_all([local_mean])
-        [variance] = of_all([local_variance + tf.squeeze(tf.math.squared_difference(local_mean, mean), axes)])
+    if combine := context.current().mean:
+        [mean] = combine([local_mean])
+        [variance] = combine([local_variance + tf.squeeze(tf.math.squared_difference(local_mean, mean), axes)])
         return tf.squeeze(mean, axes), variance
     return _combined(tf.squeeze(local_mean, axes), local_variance)
 
@@ -256,9 +258,9 @@ def _combined(local_mean: tf.Tensor, local_variance: tf.Tensor) -> tuple[tf.Tens
 
     @tf.custom_gradient
     def combined(local_mean, local_variance):
-        def gradient(of_mean, of_variance):
-            of_mean, of_variance = tf.unstack(mean_over_towers(tf.stack([of_mean, of_variance])))
-            return of_mean + 2 * (outside[0] - outside[1]) * of_variance, of_variance
+        def gradient(mean_grad, variance_grad):
+            mean_grad, variance_grad = tf.unstack(mean_over_towers(tf.stack([mean_grad, variance_grad])))
+            return mean_grad + 2 * (outside[0] - outside[1]) * variance_grad, variance_grad
 
         means, variances = tf.unstack(_gathered(tf.stack([local_mean, local_variance])), axis=1)
         mean = tf.reduce_mean(means, 0)

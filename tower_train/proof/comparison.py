@@ -49,7 +49,7 @@ class Gap:
         return self.absolute / self.scale if self.scale else float(self.absolute > 0)
 
     @property
-    def of_largest(self) -> float:
+    def proportion(self) -> float:
         return self.absolute / max(self.largest, self.scale) if self.scale else float(self.absolute > 0)
 
 
@@ -109,11 +109,11 @@ class Verdict:
         """Returns the line for people if nothing differs. about: what was compared, "2 steps of 8 examples"."""
         if self.undecided:
             return f"*** towers: {self.undecided} ({about})"
-        apart = f"{self.gap.of_largest:.0e}"
+        apart = f"{self.gap.proportion:.0e}"
         if self.by_tower:
             return (
                 f"*** towers: {count} are not 1 with batch_norm=tower: {self.by_tower.name} differs by "
-                f"{self.by_tower.of_largest:.0e} on this network, and by {apart} with batch_norm=global ({about})"
+                f"{self.by_tower.proportion:.0e} on this network, and by {apart} with batch_norm=global ({about})"
             )
         return f"towers:   {count} equal {one} on this network to {apart} ({about})"
 
@@ -137,7 +137,7 @@ def compare(
     """
     whole = list(one(None))
     found = gaps(whole, several(None), weights)
-    gap = max(found, key=lambda each: each.of_largest)
+    gap = max(found, key=lambda each: each.proportion)
     if not whole[0].is_finite(weights):
         return Verdict(gap, undecided="nothing to compare: the loss is not finite, or its gradients")
     excess = beyond(found, rounding)
@@ -153,14 +153,14 @@ def compare(
         return Verdict(gap, earliest(excess, weights))
     if not any(each.is_moved for each in whole):
         return Verdict(gap, undecided="nothing to compare: every gradient of the loss is 0")
-    if gap.of_largest > MOST_NOISE:
+    if gap.proportion > MOST_NOISE:
         why = (
-            f"several differ from one by {gap.of_largest:.0e}, as one does once its weights are rounded: this network "
+            f"several differ from one by {gap.proportion:.0e}, as one does once its weights are rounded: this network "
             "magnifies roundings so much that nothing can be told"
         )
         return Verdict(gap, undecided=why)
     apart = beyond(gaps(whole, by_tower(None), weights), rounding) if by_tower else []
-    return Verdict(gap, by_tower=max(apart, key=lambda each: each.of_largest, default=None))
+    return Verdict(gap, by_tower=max(apart, key=lambda each: each.proportion, default=None))
 
 
 def is_scaled(before: np.ndarray, after: np.ndarray) -> bool:

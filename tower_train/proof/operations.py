@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
+from tower_train import errors
 from tower_train.graph.random_state import ancestors, source_line
 from tower_train.proof.comparison import Arrays
 from tower_train.proof.trial import Trial
@@ -146,29 +147,29 @@ class _Relations:
         self._towers, self._tolerance, self._loss = towers, tolerance, loss
         self._assigned = {value.op: name for name, value in assigned.items()}
         self._of: dict[str, str | None] = {}  # {tensor's name: its relation}
-        self._of_shapes: set[tf.Operation] = set()
+        self._shape_ops: set[tf.Operation] = set()
 
     def look(self, tensor: tf.Tensor, whole: np.ndarray, parts: Sequence[np.ndarray]) -> Culprit | None:
         """Returns the culprit if this tensor is the first that breaks the rules."""
         op, whole, parts = tensor.op, np.asarray(whole), list(map(np.asarray, parts))
-        if self._is_of_shapes(op):
+        if self._is_about_shapes(op):
             return None
         found = self._of[tensor.name] = relation(whole, parts, self._tolerance)
         if tensor.name == self._loss and found == SUM:
             return _named(op, "sum")
         if _kind(op) == "state" and found != SAME:
-            return _of_state(op)
+            return _name_assignment(op)
         # Whole numbers also are sizes and positions.
         is_number = whole.dtype.kind in "fc" or self._towers == 1 or _kind(op) in ("stateful", "stateless", "python")
         return None if found or not is_number else self._culprit(op)
 
-    def _is_of_shapes(self, op: tf.Operation) -> bool:
+    def _is_about_shapes(self, op: tf.Operation) -> bool:
         """Returns whether an operation is computed from the sizes of tensors only."""
         sources = [tensor.op for tensor in op.inputs if tensor.op.type != "Const"]
-        is_of_shapes = bool(sources) and all(source in self._of_shapes for source in sources)
-        if op.type in _SHAPES or (is_of_shapes and _kind(op) not in ("stateful", "stateless", "python")):
-            self._of_shapes.add(op)
-        return op in self._of_shapes
+        reads_shapes_only = bool(sources) and all(source in self._shape_ops for source in sources)
+        if op.type in _SHAPES or (reads_shapes_only and _kind(op) not in ("stateful", "stateless", "python")):
+            self._shape_ops.add(op)
+        return op in self._shape_ops
 
     def _culprit(self, op: tf.Operation) -> Culprit:
         """Names an operation, or the variable, the reduction over the batch or its size, whose result it uses."""
@@ -208,6 +209,7 @@ def _named(op: tf.Operation, kind: str) -> Culprit:
     return Culprit(op.name.replace("tower_0/", ""), op.type, source_line(op), _CAUSES[kind])
 
 
+_RULE = errors.page("workloads.md#the-rule-of-means")
 _CAUSES: Mapping[str, str] = {
     "stateful": "it draws from a random state of its own. Use tower_train.layers.dropout, random_uniform or "
     "random_normal, which draw by example",
@@ -229,19 +231,18 @@ _CAUSES: Mapping[str, str] = {
     "copies": "the towers' copies of this variable are no longer the same",
     "reduction": "it goes over the examples of a batch, and a tower has its own only. Compute what belongs to each "
     "example, and take the mean over the batch last, in the loss; for batch normalisation use "
-    "tower_train.layers.batch_normalization (docs/workloads.md, The rule of means)",
+    f"tower_train.layers.batch_normalization ({_RULE})",
     "size": "it is the number of examples in a batch, and a tower's batch is smaller. Take means over the batch, and "
     "let nothing else depend on its size",
     "gradient": "it is computed from a gradient and does not scale with it, and a tower's are larger, as means of "
     "fewer examples. Limit them by --clip_gradients",
     "sum": "the loss is a sum over the batch. Let it be the mean over its examples: tf.reduce_mean, or the sum divided "
-    "by their number (docs/workloads.md, The rule of means)",
-    "other": "its values for an example depend on the other examples of the batch, or on the tower (docs/workloads.md, "
-    "The rule of means)",
+    f"by their number ({_RULE})",
+    "other": f"its values for an example depend on the other examples of the batch, or on the tower ({_RULE})",
 }
 
 
-def _of_state(op: tf.Operation) -> Culprit:
+def _name_assignment(op: tf.Operation) -> Culprit:
     """Names the assignment to the variable that an operation reads or assigns."""
     assigns = _assigning(op.inputs[0])
     return _named(assigns[0], "state") if assigns else _named(op, "copies")

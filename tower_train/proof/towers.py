@@ -68,7 +68,7 @@ class Outcome:
     @property
     def relative(self) -> float:
         """The largest difference, or the first that is more than rounding."""
-        return self.verdict.excess[0].relative if self.verdict.excess else self.verdict.gap.of_largest
+        return self.verdict.excess[0].relative if self.verdict.excess else self.verdict.gap.proportion
 
     @property
     def record(self) -> dict:
@@ -76,7 +76,7 @@ class Outcome:
         gap, by_tower = (*self.verdict.excess, self.verdict.gap)[0], self.verdict.by_tower
         about = vars(self) | {"differs": self.differs or None, "undecided": self.verdict.undecided} | {
             "line": self.line,
-            "by_tower": {"of": by_tower.name, "relative": by_tower.of_largest} if by_tower else None,
+            "by_tower": {"of": by_tower.name, "relative": by_tower.proportion} if by_tower else None,
             "largest_difference": {
                 "of": gap.name, "step": gap.step, "relative": self.relative if math.isfinite(self.relative) else None
             },
@@ -161,13 +161,13 @@ def compare_towers(workload: Workload, examples: Examples, config: Config, graph
     return outcome
 
 
-def _of_tower(graph: TrainingGraph) -> list[tf.Operation]:
+def _tower_ops(graph: TrainingGraph) -> list[tf.Operation]:
     return [op for op in graph.graph.get_operations() if op.name.startswith("tower_0/")]
 
 
 def _is_large(graph: TrainingGraph) -> bool:
     """Returns whether a tower takes long to build, or its steps in float64."""
-    ops = _of_tower(graph)
+    ops = _tower_ops(graph)
     products = sum(_products(op) for op in ops if not op.name.startswith("tower_0/gradients/"))
     return len(ops) > _LARGE or products > _HEAVY * graph.layout.tower_batch
 
@@ -209,7 +209,7 @@ def _configs(config: Config, graph: TrainingGraph, each: int) -> tuple[Config, C
         check_mirrors_every_steps=0, augment_on="auto", worker_hosts=None, task_index=None,
         elastic=None, wait_for_workers=False, batch_norm="global", summary_every_steps=0,
         stall_timeout_secs=0, keep_hardest=None,
-        jit_compile=config.jit_compile if len(_of_tower(graph)) <= _MOST_COMPILED else "never",
+        jit_compile=config.jit_compile if len(_tower_ops(graph)) <= _MOST_COMPILED else "never",
     )  # fmt: skip
     one = dataclasses.replace(
         several, num_gpus=1, accumulate_steps=turns, variable_update="cpu", jit_compile="never",
@@ -259,18 +259,18 @@ def _compared(
     if verdict.excess and several.jit_compile == "always":  # XLA's arithmetic may differ from TensorFlow's
         alone = make(dataclasses.replace(one, jit_compile="always"))
         verdict = verdict_against(alone)
-    of_resumed, why = [], ""
+    resumed_gaps, why = [], ""
     if not verdict.undecided:
         whole = alone.train(steps)
         begun = next(whole).variables  # a resumed training goes on from there
-        of_resumed = beyond(gaps(whole, alone.train(steps - 1, begun), alone.weights, first=2), rounding)
-        verdict = dataclasses.replace(verdict, excess=earliest(of_resumed) or verdict.excess)
+        resumed_gaps = beyond(gaps(whole, alone.train(steps - 1, begun), alone.weights, first=2), rounding)
+        verdict = dataclasses.replace(verdict, excess=earliest(resumed_gaps) or verdict.excess)
     if verdict.excess and (name := alone.begins_unlike(many)):
         why = (
             f"the variable {name} begins at another value each time that the network is built, in each worker too. Let "
             "an initializer draw it, not Python."
         )
-    elif of_resumed:
+    elif resumed_gaps:
         culprit = operations.first_difference(alone, alone, verdict.excess[0].step - 1, rounding**0.6, begun)
         why = f"a resumed training differs from a whole one: {verdict.differs}.\n" + (
             f"It begins at {culprit}." if culprit else "Something of the network is kept outside of its variables."
