@@ -19,12 +19,14 @@ COMMANDS = ["benchmark", "curves", "evaluate", "export", "find_rate", "new_workl
 
 def repository() -> str:
     """Returns the address of the repository that this is built from, or nothing if it has none."""
+    if not (HERE / ".git").exists():  # an unpacked archive, maybe within another repository
+        return ""
     ask = ["git", "-C", str(HERE), "config", "--get", "remote.origin.url"]
     try:
         url = subprocess.run(ask, capture_output=True, text=True).stdout.strip()
     except OSError:  # no git
         return ""
-    host = re.fullmatch(r"(?:https://|git@)([\w.-]+\.\w+)[:/]([^@]+?)(?:\.git)?/?", url)
+    host = re.fullmatch(r"(?:https://|git@)([\w.-]+\.\w+(?::\d+(?=/))?)[:/]([^@]+?)(?:\.git)?/?", url)
     return f"https://{host[1]}/{host[2]}" if host else ""
 
 

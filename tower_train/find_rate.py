@@ -59,10 +59,10 @@ def range_test(workload, config: Config, steps: int = _STEPS) -> tuple[list[floa
     from tower_train.run import messages
     from tower_train.run.plan import plan_trial
 
-    range_test: dict[str, Any] = dict(
+    trial: dict[str, Any] = dict(
         max_steps=steps, epochs=None, summary_every_steps=0, stall_timeout_secs=0, keep_hardest=None
     )
-    config = dataclasses.replace(config, **range_test)
+    config = dataclasses.replace(config, **trial)
     plan, notes = plan_trial(workload, config)
     built, examples = build_step(plan), plan.examples
     rates: list[float] = []

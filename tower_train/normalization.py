@@ -19,6 +19,7 @@ from tower_train.graph.batch_axis import batch_axis
 from tower_train.graph.context import Statistic
 
 v1 = tf.compat.v1
+_LEAST_EPSILON = 1.001e-5  # of fused operations, by cuDNN
 _OVER = "over_towers"  # scope of operations that one tower does not have: the proof compares those of one name
 
 
@@ -84,6 +85,8 @@ def normalize(
     epsilon: float,
 ) -> tf.Tensor:
     """Applies `batch_normalization` with existing variables (gamma and beta may be tensors), each [channels]."""
+    if is_fused := inputs.shape.rank == 4 and inputs.dtype != tf.float64:
+        epsilon = max(epsilon, _LEAST_EPSILON)  # on several towers and in evaluations too
     if not training:
         return _normalized(inputs, gamma, beta, moving_mean, moving_variance, epsilon)
     tower = context.current()
@@ -91,7 +94,7 @@ def normalize(
     if _towers_together(tower) > 1:
         with v1.name_scope(_OVER):
             outputs, mean, variance = _over_towers(inputs, gamma, beta, epsilon)
-    elif inputs.shape.rank == 4 and inputs.dtype != tf.float64:
+    elif is_fused:
         outputs, mean, variance = _fused(inputs, gamma, beta, epsilon)
     else:
         wide = tf.cast(inputs, gamma.dtype)
@@ -130,7 +133,7 @@ def _fused(inputs, gamma, beta, epsilon: float) -> tuple[tf.Tensor, tf.Tensor, t
     """Returns the outputs and the batch's mean and variance by one fused operation, which is faster."""
     found = tf.raw_ops.FusedBatchNormV3(
         x=inputs, scale=gamma, offset=beta, mean=tf.constant([], gamma.dtype), variance=tf.constant([], gamma.dtype),
-        epsilon=max(epsilon, 1.001e-5), is_training=True,  # cuDNN's least
+        epsilon=epsilon, is_training=True,
     )  # fmt: skip
     count = tf.cast(tf.size(inputs) // inputs.shape[-1], gamma.dtype)
     # It divides by n - 1 if n > 1.
@@ -396,7 +399,7 @@ def _fused_batch_norm(
         return plain(x, scale, offset, mean, variance, epsilon, data_format, is_training, name, exponential_avg_factor)
     with v1.name_scope(name, "fused_batch_norm"), v1.name_scope(_OVER):
         order = [*over, channels]
-        outputs, *found = _over_towers(tf.transpose(inputs, order), scale, offset, epsilon)
+        outputs, *found = _over_towers(tf.transpose(inputs, order), scale, offset, max(epsilon, _LEAST_EPSILON))
         count = _over_all(tf.cast(tf.size(inputs) // inputs.shape[channels], found[1].dtype))
         found[1] *= count / tf.maximum(count - 1, 1)
         if exponential_avg_factor not in (None, 1.0):

@@ -45,7 +45,7 @@ def main(argv) -> int:
         found = f"Not known: {error}"
     try:
         page = html_report.render(run_dir, found)
-    except (AttributeError, LookupError, TypeError, ArithmeticError) as error:  # of a file that was changed since
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:  # of a file that was changed
         raise errors.RunError(
             f"{run_dir.path}: run.json or result.json holds what no run writes ({errors.reason(error)}). Mend it."
         ) from error

@@ -71,6 +71,28 @@ def test_outputs_and_noted_statistics_are_those_of_numpy(dtype, shape, training,
     assert not noted and outputs.dtype == dtype
 
 
+def test_an_epsilon_below_that_of_fused_operations_is_theirs_in_evaluations_too():
+    """Statistics of 1e-6, to which 1e-7 and the least of cuDNN, 1.001e-5, add very different things."""
+    x = np.random.default_rng(0).normal(0, 1e-3, [8, 5, 5, 3]).astype(np.float32)
+    mean, variance = x.mean((0, 1, 2), dtype=np.float64), x.var((0, 1, 2), dtype=np.float64)
+    with tf.Graph().as_default(), v1.Session() as session, context.Context().enter_tower(0):
+        ends = [
+            normalization.normalize(
+                tf.constant(x),
+                training,
+                tf.ones(3),
+                tf.zeros(3),
+                mean.astype(np.float32),
+                variance.astype(np.float32),
+                0.9,
+                1e-7,
+            )
+            for training in (True, False)
+        ]
+        for outputs in session.run(ends):
+            np.testing.assert_allclose(outputs, (x - mean) / np.sqrt(variance + 1.001e-5), atol=1e-4)
+
+
 @pytest.mark.parametrize(("scale", "dtype"), [(False, tf.bfloat16), (True, tf.float16)])
 def test_variables_and_statistics_are_never_below_float32(scale, dtype):
     with tf.Graph().as_default() as graph, v1.Session() as session:

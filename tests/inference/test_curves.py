@@ -40,6 +40,14 @@ def test_the_history_has_the_names_of_keras_and_all_starts(runs):
     assert runs[2].history == curves.history(str(runs[1]))
 
 
+def test_a_metric_that_came_later_stands_beside_its_step(tmp_path):
+    records = [{"loss": 1.0}, {"val_loss": 2.0}, {"val_loss": 1.5, "val_new": 0.5}]
+    lines = [json.dumps({"step": step, "epoch": step / 10} | each) for step, each in enumerate(records, start=1)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, ""]))
+    history = curves.history(str(tmp_path))
+    assert (history["val_step"], history["val_loss"], history["val_new"]) == ([2, 3], [2.0, 1.5], [None, 0.5])
+
+
 def test_runs_are_drawn_and_tabulated_where_no_other_file_is(runs, tmp_path, monkeypatch, command):
     """One into its directory, several into the current folder, over what was drawn before and nothing else."""
     monkeypatch.chdir(tmp_path)

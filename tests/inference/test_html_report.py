@@ -164,6 +164,7 @@ def test_more_classes_than_a_table_holds_are_told_by_what_was_taken_for_what(run
     (copy / "result.json").write_text(json.dumps({"evaluation": evaluation}))
     text = html_report.render(directory.RunDirectory(str(copy)), "")
     assert "60 class 8 class 3 50 class 7 class 9" in words(text) and len(text) < 100_000
+    assert " 0 class" not in words(text)
 
 
 @pytest.mark.skipif(not BROWSER, reason="no Chromium or Chrome on this machine")

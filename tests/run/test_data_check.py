@@ -66,6 +66,7 @@ def test_values_of_any_range_are_stretched_together():
     (1, ("cat", "dog"), "dog"),
     ([0.25, 0.75], ("cat", "dog"), "0.75 dog\n0.25 cat"),
     ([0.3, 0.2, 0.5], ("ant", "cat", "dog"), "0.50 dog\n0.30 ant\n0.20 cat"),
+    ([True, False, True], ("ant", "cat", "dog"), "ant\ndog"),
     (2.123456, (), "2.123"),
     ([1, 2, 3, 4], (), "1, 2, 3"),
     (b"x", (), ""),

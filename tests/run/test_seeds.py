@@ -54,6 +54,13 @@ def test_students_quantiles_are_those_of_his_table(freedom, quantile):
     assert seeds.student_t(freedom) == pytest.approx(quantile, rel=1e-5)
 
 
+def test_a_result_that_is_not_finite_is_unknown():
+    results = [
+        {"evaluation": {"num_examples": 9, "data": "x", "metrics": {"loss": {"mean": mean}}}} for mean in (1, None, 3)
+    ]
+    assert seeds.lines(results)[1].startswith("loss = 2 (deviation 1.4,") and "1, unknown, 3" in seeds.lines(results)[1]
+
+
 def test_an_interrupted_command_goes_on_with_the_seed_that_it_was_at(tmp_path):
     words = [*WORDS[1:], "--max_steps=1000000", f"--train_dir={tmp_path}/runs", "--seeds=3,11"]
     with jobs.Program("tower_train", *words) as program:

@@ -107,6 +107,7 @@ def caption(label: np.ndarray, class_names: Sequence[str]) -> list[str]:
     if class_names and label.ndim == 0:
         return [" ".join(class_names[label].split()) if 0 <= label < len(class_names) else str(label)]
     if label.shape == (len(class_names),):
+        label = label.astype(float)  # it may be of booleans
         shares = {class_names[i]: f"{label[i]:.2f}" for i in np.argsort(-label, kind="stable")[:_MOST_CLASSES]}
         return [name if share == "1.00" else f"{share} {name}" for name, share in shares.items() if share != "0.00"]
     if label.ndim > 1 or not np.issubdtype(label.dtype, np.number):

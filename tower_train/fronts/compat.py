@@ -539,8 +539,8 @@ def in_float64(variables: Iterable[keras.Variable]) -> Iterator[None]:
 def attached(tensor) -> dict[str, tf.Tensor]:
     """Returns what Keras attached to a layer's output for layers and losses: its mask, and the logits of a softmax or a
     sigmoid, of which crossentropies are computed."""
-    attached = {name: getattr(tensor, name, None) for name in ("_keras_mask", "_keras_logits")}
-    return {name: value for name, value in attached.items() if value is not None}
+    marks = {name: getattr(tensor, name, None) for name in ("_keras_mask", "_keras_logits")}
+    return {name: value for name, value in marks.items() if value is not None}
 
 
 def attach(tensor, values: dict[str, tf.Tensor]) -> None:

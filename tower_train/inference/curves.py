@@ -37,7 +37,7 @@ def history(train_dir: str) -> dict[str, list]:
     """Reads the history of a run over all its starts: {name: values}, by the names of Keras' History.
 
     `step`, `epoch`, `loss` and so on have a value for each log line; `val_step`, `val_epoch`, `val_loss` and the
-    metrics, such as `val_precision @ 1`, for each evaluation.
+    metrics, such as `val_precision @ 1`, for each evaluation; None if it has none.
 
     Raises:
       RunError: there is no run.
@@ -55,12 +55,18 @@ def history(train_dir: str) -> dict[str, list]:
     if not any("loss" in record for record in records):
         raise errors.RunError(f"{path} has no log lines yet. Wait for some, or train with fewer --log_every_steps.")
     lists: dict[str, list] = {}
-    for record in records:
-        is_evaluation = json_files.is_evaluation(record)
-        for name, value in record.items():
+    for is_evaluation in (False, True):
+        lines_of_kind = [each for each in records if json_files.is_evaluation(each) == is_evaluation]
+        for name in dict.fromkeys(name for each in lines_of_kind for name in each):
             prefix = OF_EVALUATION if is_evaluation and name in ("step", "epoch") else ""
-            lists.setdefault(prefix + name, []).append(value)
+            lists[prefix + name] = [each.get(name) for each in lines_of_kind]
     return lists
+
+
+def metric_names(*histories: Mapping[str, Sequence]) -> list[str]:
+    """Returns the names of the metrics that evaluations have, such as `val_precision @ 1`; the loss is none."""
+    names = [name for lists in histories for name in lists if name.startswith(OF_EVALUATION)]
+    return [name for name in dict.fromkeys(names) if name not in ("val_loss", "val_step", "val_epoch")]
 
 
 def draw_curves(*train_dirs: str):
@@ -74,8 +80,10 @@ def draw_curves(*train_dirs: str):
 
     Raises:
       RunError: a directory has no run.
-      ConfigError: matplotlib is not installed.
+      ConfigError: matplotlib is not installed, or no run is named.
     """
+    if not train_dirs:
+        raise errors.ConfigError("draw_curves() names no run. Give the directory of one or several.")
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -83,8 +91,7 @@ def draw_curves(*train_dirs: str):
         raise errors.ConfigError("Curves need matplotlib: pip install matplotlib.") from None
     members = [[history(run) for run in seed_runs(train_dir)] for train_dir in train_dirs]
     histories = list(map(_mean, members))
-    metrics = [name for lists in histories for name in lists if name.startswith(OF_EVALUATION)]
-    metrics = [name for name in dict.fromkeys(metrics) if name not in ("val_loss", "val_step", "val_epoch")]
+    metrics = metric_names(*histories)
     panels = ["loss", *metrics[: _MOST_PANELS - 1]]
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(4.2 * len(panels), 3.2 + 0.2 * len(histories)), layout="constrained")
@@ -192,7 +199,8 @@ def _differing(train_dirs: Sequence[str]) -> list[dict[str, str]]:
     if any(len(seed_runs(train_dir)) > 1 for train_dir in train_dirs):
         unnamed.add("seed")
     free = [name for name in metadata if metadata[name]["resume"] == "free"]
-    names = [name for name in options[0] if name not in unnamed and len({str(o.get(name)) for o in options}) > 1]
+    every = dict.fromkeys(name for each in options for name in each)
+    names = [name for name in every if name not in unnamed and len({str(o.get(name)) for o in options}) > 1]
     return [{name: f"{name}={each.get(name)}" for name in sorted(names, key=free.__contains__)} for each in options]
 
 

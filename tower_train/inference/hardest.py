@@ -31,7 +31,7 @@ class Hard(NamedTuple):
 
 
 def hardest(run: SavedRun, count: int = _SHOWN) -> tuple[int, str, list[Hard]]:
-    """Returns how many of a run's examples were looked at, at most _LOOKED_AT, their name, and the hardest.
+    """Returns the number of a run's examples that were looked at, at most _LOOKED_AT, their name, and the hardest.
 
     Raises ConfigError if the loss is not of outputs and labels alone.
     """
@@ -71,9 +71,10 @@ def _in_words(values) -> str:
 
 def _shown(features: Tensors) -> tuple[bytes | None, str]:
     """Returns the first image among an example's features as a PNG, and else None and the features in words."""
-    parts = list(features.items() if isinstance(features, dict) else [("", each) for each in tf.nest.flatten(features)])
+    named = features.items() if isinstance(features, dict) else [("", features)]
+    parts = [(name, leaf) for name, each in named for leaf in tf.nest.flatten(each)]
     for _, values in parts:
-        if values.ndim == 3 and values.shape[-1] in (1, 3, 4):
+        if values.ndim == 3 and values.shape[-1] in (1, 3, 4) and values.dtype.kind in "uif":
             picture = example_images.thumbnail(example_images.as_bytes(values), _THUMBNAIL)
             picture.save(file := io.BytesIO(), "PNG")
             return file.getvalue(), ""

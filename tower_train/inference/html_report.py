@@ -58,7 +58,7 @@ def render(run_dir: directory.RunDirectory, hard: tuple[int, str, Sequence[Hard]
         "Data": _data(run["data"]),
         "Several towers and one": _paragraph(run.get("compared_with_one_tower", {}).get("line", "")),
         "Options": _options(run),
-        "Environment": _table([*run.get("versions", {}).items(), *((name, run.get(name)) for name in _FIELDS)]),
+        "Environment": _table([*run.get("versions", {}).items(), *((n, as_text(run[n])) for n in _FIELDS if n in run)]),
     }.items():
         page += [f"<h2>{name}</h2>", content] if content else []
     return "".join(page)
@@ -101,21 +101,18 @@ def _results(result: Mapping, best: Mapping, lists: Mapping) -> str:
             interval = "" if value["low"] is None else f"{value['low']:.3f} to {value['high']:.3f}"
             rows.append([metric, _number(value["mean"]), interval, count, evaluation["step"]])
     if not rows and "val_step" in lists:  # it trains, and has no result yet
-        rows = [[name, _number(lists[f"val_{name}"][-1]), "", "", lists["val_step"][-1]] for name in _metrics(lists)]
+        last = {name[4:]: lists[name][-1] for name in ["val_loss", *curves.metric_names(lists)]}
+        rows = [[name, _number(value), "", "", lists["val_step"][-1]] for name, value in last.items()]
     if best:
         rows.append([f"best {best['metric']}", _number(best["best"]["value"]), "", "", best["best"]["step"]])
     text = _table(rows, ["metric", "value", "95 % interval", "of examples", "step"])
     return text or _paragraph("No evaluation yet: --eval_at_end and --eval_every_steps make some.")
 
 
-def _metrics(lists: Mapping[str, list]) -> list[str]:
-    return [name[4:] for name in lists if name.startswith("val_") and name not in ("val_step", "val_epoch")]
-
-
 def _curves(lists: Mapping[str, list]) -> str:
     epochs = {"": lists.get("epoch", []), "train_": lists.get("val_epoch", []), "val_": lists.get("val_epoch", [])}
     figures = []
-    for name in dict.fromkeys(["loss", *_metrics(lists)]):
+    for name in ["loss", *(name[4:] for name in curves.metric_names(lists))]:
         kinds = ("" if name == "loss" else "train_", "val_")
         figures.append(_figure(name, *((epochs[kind], lists.get(kind + name, [])) for kind in kinds)))
     return _grid("17rem", figures) if any(figures) else ""
@@ -146,7 +143,9 @@ def _confusion(result: Mapping) -> str:
         return ""
     matrix, names = evaluation["confusion"], evaluation["class_names"]
     if len(names) > _MOST_CLASSES:
-        wrong = sorted([(n, i, j) for i, row in enumerate(matrix) for j, n in enumerate(row) if i != j], reverse=True)
+        wrong = sorted(
+            [(n, i, j) for i, row in enumerate(matrix) for j, n in enumerate(row) if n and i != j], reverse=True
+        )
         return _table([(n, names[i], names[j]) for n, i, j in wrong[:20]], ["examples", "of class", "taken for"])
     head, body = "".join(f"<th>{_text(name[:24])}" for name in names), ""
     for name, row in zip(names, matrix, strict=True):

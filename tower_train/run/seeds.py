@@ -28,7 +28,7 @@ def train_each(seeds: Sequence[int], config: Config, name: str, train: Callable[
     if len(set(seeds)) != len(seeds):
         raise errors.ConfigError(f"{shown} names a seed twice. Name each once.")
     if config.elastic or not find_task(config.worker_hosts, config.task_index).is_alone:
-        raise errors.ConfigError(f"{shown}: is for one process. Start each seed as a run of its own on several.")
+        raise errors.ConfigError(f"{shown} is for one process. Start each seed as a run of its own on several.")
     if (folder / json_files.RUN).exists():
         raise errors.ConfigError(f"{shown}: {folder} is a run itself. Give another --train_dir for those of the seeds.")
     for number, seed in enumerate(seeds, start=1):
@@ -48,18 +48,19 @@ def lines(results: Sequence[dict]) -> list[str]:
     for name in (RESULT_NAMES[split] for split in (TEST, VALIDATION)):
         if all(name in result for result in results):
             metrics = [result[name]["metrics"] for result in results]
-            values = {metric: [each[metric]["mean"] for each in metrics] for metric in metrics[0]}
+            values = {metric: [each.get(metric, {}).get("mean") for each in metrics] for metric in metrics[0]}
             heading = f"{len(results)} seeds, {results[0][name]['num_examples']} examples of {results[0][name]['data']}"
             return [heading, *(f"{metric} = {_summary(each)}" for metric, each in values.items())]
     return [f"{len(results)} seeds, and no evaluation of all: --eval_at_end makes one."]
 
 
-def _summary(values: Sequence[float]) -> str:
-    mean, shown = statistics.fmean(values), ", ".join(f"{value:.4g}" for value in values)
-    if len(values) == 1:
-        return f"{mean:.4g}"
-    deviation = statistics.stdev(values)
-    half = student_t(len(values) - 1) * deviation / math.sqrt(len(values))
+def _summary(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]  # one that is not finite is unknown
+    shown = ", ".join("unknown" if value is None else f"{value:.4g}" for value in values)
+    if len(known) < 2:
+        return shown
+    mean, deviation = statistics.fmean(known), statistics.stdev(known)
+    half = student_t(len(known) - 1) * deviation / math.sqrt(len(known))
     interval = f"95 % interval of the mean {mean - half:.4g} to {mean + half:.4g}"
     return f"{mean:.4g} (deviation {deviation:.2g}, {interval}; of each {shown})"
 

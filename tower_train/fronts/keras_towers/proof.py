@@ -15,7 +15,7 @@ import tensorflow as tf
 from tower_train import console
 from tower_train.fronts import compat, parts
 from tower_train.fronts.keras_towers.calls import explained
-from tower_train.fronts.keras_towers.layers import Seen
+from tower_train.fronts.keras_towers.layers import Seen, compare_layers
 from tower_train.fronts.keras_towers.step import updates_noted
 from tower_train.graph.random_state import source_line
 from tower_train.proof import first
@@ -119,7 +119,7 @@ class _Comparison:
             for variable, value in zip(self.variables, before, strict=True):
                 variable.assign(value)
 
-        def compare_layers() -> tuple[Seen | None, set]:
+        def first_layer() -> tuple[Seen | None, set]:
             around = functools.partial(several.train_around, self.rows[0])
             return compare_layers(lambda: one.train_step(self.rows[0]), around, rounding**0.6, reset)
 
@@ -149,14 +149,14 @@ class _Comparison:
         with _traced_anew(one):
             try:
                 if self.adds_losses:
-                    several.summed.keys.update(compare_layers()[1])  # of all that `towers` makes
+                    several.summed.keys.update(first_layer()[1])  # of all that `towers` makes
                 if self.batch_norm == "tower":
                     by_tower = training(self.towers(self.count, "tower"))
                 verdict = compare(training(one), training(several), list(weights.values()), rounding, by_tower)
                 begins = None
                 if verdict.excess:
                     with contextlib.suppress(Exception):  # of a step that cannot be looked into: the variable is known
-                        begins, _ = compare_layers()
+                        begins, _ = first_layer()
                 size = f"{self.steps} steps of {parts.batch_size(self.rows[0])} examples, {dtype}"
                 return first.line_of_model(verdict, self.count, size, begins)
             finally:
