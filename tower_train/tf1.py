@@ -44,10 +44,11 @@ def _refuse(reason: str):
 
 
 def companion(name: str) -> types.SimpleNamespace:
-    """Imports a file of TensorFlow 1, such as the tutorial's cifar10.py, for a workload: with the old names."""
+    """Imports a file of TensorFlow 1, such as the tutorial's cifar10.py, for a workload. From then on imports of files
+    that are not installed give the old names in this process."""
     from tower_train.fronts.tf1 import views
 
-    views.Names(uses_keras_3=False).install()
+    views.install_once()
     parts = vars(importlib.import_module(name))
     functions = {each: _with_dimensions(part) for each, part in parts.items() if isinstance(part, types.FunctionType)}
     return types.SimpleNamespace(**parts | functions)
@@ -69,14 +70,15 @@ def _with_dimensions(function):
 
 
 def _check(program, names) -> int:
-    missing: dict[str, dict] = {}
+    missing: dict[str, list] = {}
     for name, place in program.uses:
         try:
             names.find(name)
         except errors.ConfigError as error:
-            missing.setdefault(str(error), {})[place] = None
+            places = missing.setdefault(str(error), [])
+            places += [place] if place not in places else []
     for why, places in missing.items():
-        console.say(f"{', '.join([*places][:3])}{' ...' if len(places) > 3 else ''}: {why}")
+        console.say(f"{', '.join(places[:3])}{' ...' if len(places) > 3 else ''}: {why}")
     kind = "Keras 3, eagerly" if program.uses_keras_3 else "TensorFlow 1's behaviour, with Keras 2"
     console.say(f"{len(missing)} names are not there. It runs with {kind}.\nIts towers: {program.front}.")
     return 2 if missing else 0
@@ -95,7 +97,9 @@ def _run(asked, program, names) -> int:
     machine.prepare(asked.num_gpus)
     names.install()
     workers.leave_by_status()  # with one line for a user's mistake, and with Horovod's workers
-    sys.argv[:], sys.path[0] = [asked.program, *asked.arguments], os.path.dirname(os.path.abspath(asked.program))
+    sys.argv[:] = [asked.program, *asked.arguments]
+    is_there = not getattr(sys.flags, "safe_path", False)  # the current folder, for which the program's comes
+    sys.path[:is_there] = [os.path.dirname(os.path.abspath(asked.program))]
     try:
         runpy.run_path(asked.program, run_name="__main__")
     except KeyboardInterrupt as error:
@@ -103,7 +107,10 @@ def _run(asked, program, names) -> int:
             workers.current().shutdown(error)
         raise
     except Exception as error:
-        sys.excepthook(type(error), error, error.__traceback__)  # tells other workers
+        trace = error.__traceback__.tb_next  # without this frame and runpy's
+        while trace.tb_next and "runpy" in trace.tb_frame.f_code.co_filename:
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)  # tells other workers
         return 1
     return 0
 

@@ -25,24 +25,40 @@ for towers in (1, 3):
 """
 KERAS_3 = """
 import keras, numpy as np
+import keras.backend.tensorflow_backend as K
+from keras import losses
+from tensorflow.examples.tutorials.mnist import input_data  # imported for its reader, in either mode
 layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", input_shape=(1,))
 model = keras.models.Sequential([layer])
-model.compile(keras.optimizers.SGD(lr=0.1, decay=0.5), "mse", metrics=["accuracy"])
+model.compile(keras.optimizers.SGD(lr=0.1, decay=0.5), "mse", ["accuracy"])
 callbacks = [keras.callbacks.ModelCheckpoint("{epoch}.hdf5", period=2, monitor="acc", save_weights_only=True)]
 assert keras.callbacks.ReduceLROnPlateau(monitor="val_acc", epsilon=0.5).min_delta in (0.5, -0.5)
 x, y = np.ones([4, 1], np.float32), np.ones([4, 1], np.float32)
-batches = ((x, y) for _ in range(4))
-history = model.fit_generator(batches, steps_per_epoch=2, epochs=2, workers=2, max_q_size=9, verbose=0,
-                              callbacks=callbacks)
+class Halving(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs={}):
+        assert logs["acc"] == logs["accuracy"]
+        K.set_value(self.model.optimizer.lr, K.get_value(self.model.optimizer.lr) / 2)
+
+batches = ((x, y) for _ in iter(int, 1))
+history = model.fit_generator(batches, 2, 2, workers=2, max_q_size=9, verbose=0, callbacks=callbacks + [Halving()])
 weight = model.get_weights()[0].item()
-model.save("model.h5")
-model.save_weights("weights.h5")
-for load in (lambda: model.load_weights("2.hdf5"), lambda: model.load_weights("weights.h5"),
-             lambda: model.set_weights(keras.models.load_model("model.h5").get_weights())):
-    model.set_weights([np.zeros([1, 1])])
-    load()
-    assert model.get_weights()[0].item() == weight
-print(sorted(history.history), weight)
+assert model.metrics_names == ["loss", "acc"] and model.predict_classes(x).tolist() == [[int(weight > 0.5)]] * 4
+assert len(model.evaluate_generator(batches, 2)) == 2 and model.predict_generator(batches, 2).shape == (8, 1)
+for suffix in (".h5", ""):
+    model.save("model" + suffix)
+    model.save_weights("weights" + suffix)
+    for load in (lambda: model.load_weights("2.hdf5"), lambda: model.load_weights("weights" + suffix),
+                 lambda: model.set_weights(keras.models.load_model("model" + suffix).get_weights())):
+        model.set_weights([np.zeros([1, 1])])
+        load()
+        assert model.get_weights()[0].item() == weight
+again = keras.models.load_model("model")
+again.fit(x, y, verbose=0, callbacks=[keras.callbacks.LearningRateScheduler(lambda epoch: 0.1)])
+assert again.optimizer.decay == 0.5 and again.get_weights()[0].item() != weight
+assert keras.optimizers.SGD(0.1, 0.9, 1e-6, True).nesterov is True
+losses = []  # no longer the module
+losses.append(sorted(history.history))
+print(losses[0], weight)
 """
 HOROVOD = """
 import os, signal, numpy as np, horovod.tensorflow.keras as hvd, tensorflow as tf
@@ -69,8 +85,12 @@ CONTRIB = """
 import numpy as np, tensorflow as tf
 from tensorflow.python.client import device_lib
 from tensorflow.contrib.opt import AdamWOptimizer
-from tower_train.fronts.tf1.contrib import HParams  # tf.contrib.training needs tf-slim
-hparams = HParams(rate=0.1, sizes=[1], name="a", fast=False).parse("rate=0.5,sizes=[2,3],name=b,fast=true")
+from tensorflow.examples.tutorials.mnist.input_data import DataSet
+digits = DataSet(np.zeros([5, 1]), np.arange(5))
+assert [digits.next_batch(3, False)[1].size, digits.epochs_completed] == [3, 0]
+assert set(digits.next_batch(7)[1]) == set(range(5)) and digits.epochs_completed == 1
+hparams = tf.contrib.training.HParams(rate=0.1, sizes=[1], name="a", fast=False)
+hparams.parse("rate=0.5,sizes=[2,3],name=b,fast=true")
 logits, targets = np.ones([2, 3, 4], np.float32) * np.arange(4, dtype=np.float32), np.ones([2, 3], int)
 weights = np.float32([[1, 1, 0]] * 2)
 by_example = tf.contrib.seq2seq.sequence_loss(logits, targets, weights, average_across_batch=False)
@@ -131,12 +151,12 @@ def test_a_keras_2_model_trains_in_towers_what_it_trains_alone(tmp_path):
 
 
 def test_keras_3_takes_the_arguments_methods_and_metrics_of_keras_2(tmp_path):
-    [line] = run(KERAS_3, cwd=tmp_path)
+    *_, line = run(KERAS_3, cwd=tmp_path)
     weight = 0.0
     for step in range(4):
-        weight -= 0.1 / (1 + 0.5 * step) * 2 * (weight - 1)
+        weight -= 0.1 / (1 + step // 2) / (1 + 0.5 * step) * 2 * (weight - 1)  # halved after the first epoch
     names, _, value = line.rpartition(" ")
-    assert ast.literal_eval(names) == ["acc", "loss"]
+    assert ast.literal_eval(names) == ["acc", "accuracy", "loss"]
     assert float(value) == pytest.approx(weight, rel=1e-5)
     assert not (tmp_path / "1.hdf5").exists()
 

@@ -1,5 +1,6 @@
 """Parts of tf.contrib, and the tutorials' reader of MNIST, that no package of today has: in short."""
 
+import itertools
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
+from tower_train import errors
 from tower_train.data import idx
 from tower_train.fronts import compat
 from tower_train.fronts.tf_estimator import library, workers
@@ -17,7 +19,6 @@ v1 = tf.compat.v1
 VERSION = "1.15.5"  # programs compare it
 SOURCE_URL = "https://storage.googleapis.com/cvdf-datasets/mnist/"
 _DEFAULT_UID_WHITE_LIST = []  # of tf.contrib.learn.RunConfig
-LSTMBlockCell = v1.nn.rnn_cell.BasicLSTMCell  # the same arithmetic; its variables have other names
 
 
 def Strategy(devices=None, num_gpus=None, num_gpus_per_worker=None, **_):  # noqa: N802
@@ -25,16 +26,21 @@ def Strategy(devices=None, num_gpus=None, num_gpus_per_worker=None, **_):  # noq
     devices = [devices] if isinstance(devices, str) else list(devices or ())
     gpus = len(tf.config.list_physical_devices("GPU"))
     count = len(devices) or num_gpus or num_gpus_per_worker or gpus or 1
+    # Without devices CPUs stand for all of a kind: RunConfig takes the number, and GPUs where there are some.
     names = devices if devices and gpus else [f"/cpu:{i}" for i in range(count)]
     extended = types.SimpleNamespace(worker_devices=tuple(names))
-    return types.SimpleNamespace(extended=extended, num_replicas_in_sync=count)
+    return types.SimpleNamespace(extended=extended, num_replicas_in_sync=count, scope=_refuse_scope)
+
+
+def _refuse_scope():
+    raise errors.ConfigError("strategy.scope() makes no towers here. Take keras.utils.multi_gpu_model(model, gpus=N).")
 
 
 MirroredStrategy = OneDeviceStrategy = CollectiveAllReduceStrategy = ParameterServerStrategy = Strategy
 
 
 def index_table_from_tensor(mapping, *args, **kwargs):
-    """tf.contrib.lookup's."""
+    """tf.contrib.lookup's, whose texts were called mapping."""
     return compat.index_table_from_tensor(mapping, *args, **kwargs)
 
 
@@ -76,15 +82,17 @@ class HParams(types.SimpleNamespace):
         return self
 
 
-def Experiment(estimator, train_input_fn, eval_input_fn, train_steps=None, eval_steps=100):  # noqa: N802
+def Experiment(estimator, train_input_fn, eval_input_fn, eval_metrics=None, train_steps=None, eval_steps=100):  # noqa: N802
     """tf.contrib.learn's: an Estimator with its data, as a function that trains and evaluates in turns."""
     train = library.api.TrainSpec(train_input_fn, train_steps)
     return lambda: workers.train_and_evaluate(estimator, train, library.api.EvalSpec(eval_input_fn, eval_steps))
 
 
-def run(experiment_fn, run_config, hparams=None):
+def run(experiment_fn, output_dir=None, schedule="train_and_evaluate", run_config=None, hparams=None):
     """tf.contrib.learn.learn_runner's."""
-    return experiment_fn(run_config, hparams)()
+    if schedule not in (None, "train_and_evaluate", "continuous_train_and_eval"):
+        raise errors.ConfigError(f"learn_runner.run(schedule={schedule!r}): it is train_and_evaluate here.")
+    return (experiment_fn(run_config, hparams) if run_config else experiment_fn(output_dir))()
 
 
 class AdamWOptimizer(v1.train.AdamOptimizer):
@@ -106,19 +114,24 @@ class DataSet:
 
     def __init__(self, images, labels, seed=None):
         self.images, self.labels, self.num_examples = images, labels, len(images)
-        self._order, self._random = [], np.random if seed is None else np.random.RandomState(seed)
+        self._random = np.random if seed is None else np.random.RandomState(seed)
+        self._order, self._epochs, self.epochs_completed = np.array([], int), itertools.count(), 0
 
-    def next_batch(self, batch_size, shuffle=True):
-        """Returns the next images and labels, over the ends of epochs."""
+    def next_batch(self, batch_size, fake_data=False, shuffle=True):
+        """Returns the next images and labels, over the ends of epochs; fake_data is refused by read_data_sets."""
+        if not self.num_examples:
+            raise errors.ConfigError("next_batch: this part has no examples. Change read_data_sets(validation_size=N).")
         while len(self._order) < batch_size:
             positions = np.arange(self.num_examples)
-            self._order = [*self._order, *(self._random.permutation(positions) if shuffle else positions)]
-        taken, self._order = self._order[:batch_size], self._order[batch_size:]
+            more = self._random.permutation(positions) if shuffle else positions
+            self._order, self.epochs_completed = np.concatenate([self._order, more]), next(self._epochs)
+        taken, self._order = np.split(self._order, [batch_size])
         return self.images[taken], self.labels[taken]
 
 
 def maybe_download(filename, work_directory, source_url):
     """Returns a file's path; loads it from source_url if it is not there."""
+    os.makedirs(work_directory, exist_ok=True)
     return tf_keras.utils.get_file(os.path.abspath(os.path.join(work_directory, filename)), source_url)
 
 
@@ -127,6 +140,8 @@ def read_data_sets(
     source_url=SOURCE_URL,
 ):  # fmt: skip
     """Reads MNIST's four files in a folder, and loads those that are not there; the first images are for validation."""
+    if fake_data:
+        raise errors.ConfigError("read_data_sets(fake_data=True): there is no made-up data here. Leave it out.")
 
     def read(name):
         return idx.read(maybe_download(f"{name}.gz", train_dir, f"{source_url}{name}.gz"))
@@ -134,7 +149,8 @@ def read_data_sets(
     def read_both(prefix):
         images, labels = read(f"{prefix}-images-idx3-ubyte"), read(f"{prefix}-labels-idx1-ubyte")
         images = images.reshape(len(images), -1) if reshape else images[..., np.newaxis]
-        return images.astype(dtype) / 255 if dtype == np.float32 else images, np.eye(10)[labels] if one_hot else labels
+        images = np.float32(images) / 255 if tf.as_dtype(dtype) == tf.float32 else images
+        return images, np.eye(10)[labels] if one_hot else labels
 
     (images, labels), first = read_both("train"), validation_size
     return types.SimpleNamespace(

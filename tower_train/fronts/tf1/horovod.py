@@ -50,7 +50,7 @@ def BroadcastGlobalVariablesCallback(root_rank, device=""):  # noqa: N802
     )
 
 
-def MetricAverageCallback():  # noqa: N802
+def MetricAverageCallback(device=""):  # noqa: N802
     """Replaces an epoch's metrics by their means over workers."""
 
     def average(epoch, logs):
@@ -66,11 +66,14 @@ class LearningRateScheduleCallback(tf_keras.callbacks.Callback):
     Where the rate changes, momentum is corrected for that step: Goyal et al. 2017, section 2.1.
     """
 
-    def __init__(self, multiplier, start_epoch=0, end_epoch=None, staircase=True, steps_per_epoch=None):
+    def __init__(
+        self, multiplier, start_epoch=0, end_epoch=None, staircase=True, momentum_correction=True, steps_per_epoch=None
+    ):  # fmt: skip
         super().__init__()
         self.multiplier = multiplier if callable(multiplier) else lambda epoch: multiplier
         self.epochs = start_epoch, math.inf if end_epoch is None else end_epoch
         self.staircase, self.steps, self.momentum = staircase, steps_per_epoch, None
+        self.corrects = momentum_correction
 
     def on_train_begin(self, logs=None):
         self.rate = _backend.get_value(self.model.optimizer.lr)
@@ -85,7 +88,7 @@ class LearningRateScheduleCallback(tf_keras.callbacks.Callback):
             return
         optimizer, before = self.model.optimizer, _backend.get_value(self.model.optimizer.lr)
         optimizer.lr = after = self.rate * self.multiplier(self.epoch + (0 if self.staircase else batch / self.steps))
-        if hasattr(optimizer, "momentum"):
+        if self.corrects and before and hasattr(optimizer, "momentum"):  # of a rate of 0 there is no share
             self.momentum = _backend.get_value(optimizer.momentum)
             optimizer.momentum = self.momentum * after / before
 
@@ -97,8 +100,8 @@ class LearningRateScheduleCallback(tf_keras.callbacks.Callback):
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """Raises the learning rate within the first epochs from that of one worker to the optimizer's."""
 
-    def __init__(self, warmup_epochs=5, steps_per_epoch=None, verbose=0):
-        super().__init__(self._share, 0, warmup_epochs, False, steps_per_epoch)
+    def __init__(self, warmup_epochs=5, momentum_correction=True, steps_per_epoch=None, verbose=0):
+        super().__init__(self._share, 0, warmup_epochs, False, momentum_correction, steps_per_epoch)
         self.verbose = verbose
 
     def _share(self, epoch):

@@ -1,6 +1,10 @@
 """multi_gpu_model for models of Keras 2 too; and what Keras 3 refuses of Keras 2, in a program of Keras."""
 
 import functools
+import inspect
+import os
+import re
+import tempfile
 
 import keras
 import tensorflow as tf
@@ -8,7 +12,11 @@ import tf_keras
 
 from tower_train import errors
 from tower_train.fronts import compat
+from tower_train.fronts.keras_towers.model import TowerModel
 from tower_train.fronts.multi_gpu_model import multi_gpu_model as keras_3_model
+
+_RENAMED = {"lr": "learning_rate", "generator": "x", "nb_epoch": "epochs"}
+_WITHOUT_EFFECT = {"workers", "use_multiprocessing", "max_queue_size", "max_q_size", "pickle_safe"}
 
 
 def multi_gpu_model(model, gpus=None, cpu_merge=True, cpu_relocation=False):
@@ -43,51 +51,80 @@ def _rows(batch: tf.Tensor, position: int, count: int) -> tf.Tensor:
 
 
 def prepare(is_named_acc: bool) -> None:
-    """Gives Keras 3 the methods and arguments of Keras 2.
+    """Gives Keras 3 the methods of Keras 2, and what is named here the arguments that it had.
 
-    is_named_acc: whether the program calls the metric "accuracy" acc in logs, as Keras did before 2.3.
+    is_named_acc: whether the program calls accuracy acc, as Keras did before 2.3; in logs it finds both.
     """
     for name in ("fit", "evaluate", "predict"):
-        for alias in (name, f"{name}_generator"):
-            setattr(keras.Model, alias, _without_workers(getattr(keras.Model, name)))
+        generating = f"{name}_generator"
+        for owner in (keras.Model, TowerModel):
+            setattr(owner, name, _taking(getattr(owner, name)))
+        setattr(keras.Model, generating, _taking(_method(name), _order(getattr(tf_keras.Model, generating))))
     for name in ("SGD", "RMSprop", "Adagrad", "Adadelta", "Adam", "Adamax", "Nadam"):
         optimizer = getattr(keras.optimizers, name)
-        optimizer.__init__ = _with_decay(_renamed(optimizer.__init__, "lr", "learning_rate"))
+        _decay(optimizer)
+        order = ["learning_rate", "momentum", "decay", "nesterov"] if name == "SGD" else ()
+        optimizer.__init__ = _taking(optimizer.__init__, order)
         setattr(keras.optimizers, name.lower(), optimizer)
+    keras.optimizers.Optimizer.lr = keras.optimizers.Optimizer.learning_rate
     plateau = keras.callbacks.ReduceLROnPlateau
-    plateau.__init__ = _renamed(plateau.__init__, "epsilon", "min_delta")
+    plateau.__init__ = _taking(plateau.__init__, epsilon="min_delta")
     keras.callbacks.ModelCheckpoint = ModelCheckpoint
-    keras.Model.save_weights = _under_any_name(keras.Model.save_weights)
+    compile_ = _naming_acc(keras.Model.compile) if is_named_acc else keras.Model.compile
+    # Keras loads no compiled model whose class has another `compile` than this one.
+    compat.trainer.Trainer.compile = _taking(compile_, _order(tf_keras.Model.compile))
+    keras.Model.metrics_names = property(lambda model: [*keras.Model.get_metrics_result(model)])
+    keras.Sequential.predict_proba, keras.Sequential.predict_classes = _method("predict"), _predict_classes
+    keras.Model.save_weights = compat.save_weights_as_hdf5
+    keras.Model.load_weights = _by_link(keras.Model.load_weights, 1)
+    keras.Model.save, keras.models.save_model = _by_link(keras.Model.save, 1), _by_link(keras.models.save_model, 1)
+    keras.models.load_model = _for_training(_by_link(keras.models.load_model, 0))
     keras.saving.get_custom_objects().update(mse=keras.losses.mean_squared_error, mae=keras.losses.mean_absolute_error)
     if is_named_acc:
-        keras.Model.compile = _naming_acc(keras.Model.compile)
+        keras.callbacks.CallbackList.on_epoch_end = _naming_both(keras.callbacks.CallbackList.on_epoch_end)
 
 
-def _without_workers(function):
+def _method(name: str):
+    return lambda model, *args, **kwargs: getattr(model, name)(*args, **kwargs)
+
+
+def _order(method) -> list[str]:
+    return [*inspect.signature(method).parameters][1:]
+
+
+def _taking(function, order=(), **renamed):
+    """Lets a method take arguments of Keras 2: in this order, under their names, None for a default."""
+
     @functools.wraps(function)
-    def call(*args, workers=1, use_multiprocessing=False, max_queue_size=10, max_q_size=10, **kwargs):
-        return function(*args, **kwargs)
+    def call(self, *args, **kwargs):
+        if order:
+            args, kwargs = (), kwargs | dict(zip(order[: len(args)], args, strict=True))
+        kept = {name: value for name, value in kwargs.items() if value is not None and name not in _WITHOUT_EFFECT}
+        return function(self, *args, **{(_RENAMED | renamed).get(name, name): value for name, value in kept.items()})
 
     return call
 
 
-def _renamed(function, old: str, new: str):
-    @functools.wraps(function)
-    def call(*args, **kwargs):
-        return function(*args, **{new if name == old else name: value for name, value in kwargs.items()})
+def _decay(optimizer: type) -> None:
+    """Gives a class of optimizers Keras 2's `decay`, beside the learning rate, which callbacks read and set."""
+    init, update, config = optimizer.__init__, optimizer.update_step, optimizer.get_config
 
-    return call
-
-
-def _with_decay(init):
     @functools.wraps(init)
-    def call(self, *args, decay=0.0, **kwargs):
-        init(self, *args, **{name: value for name, value in kwargs.items() if value is not None})  # epsilon=None
-        if decay:
-            rate = float(self.learning_rate)
-            self.learning_rate = keras.optimizers.schedules.InverseTimeDecay(rate, 1, decay)
+    def decaying(self, *args, decay=0.0, **kwargs):
+        init(self, *args, **kwargs)
+        self.decay = decay
 
-    return call
+    def update_step(self, gradient, variable, rate):
+        share = 1 / (1 + self.decay * keras.ops.cast(self.iterations, rate.dtype)) if self.decay else 1
+        return update(self, gradient, variable, rate * share)
+
+    optimizer.__init__, optimizer.update_step = decaying, update_step
+    optimizer.get_config = lambda self: config(self) | {"decay": self.decay}
+
+
+def _predict_classes(model, *args, **kwargs):
+    shares = model.predict(*args, **kwargs)
+    return shares.argmax(-1) if shares.shape[-1] > 1 else (shares > 0.5).astype("int32")
 
 
 def _naming_acc(compile_):
@@ -98,10 +135,36 @@ def _naming_acc(compile_):
     return call
 
 
-def _under_any_name(save_weights):
-    def call(self, path, *args, **kwargs):
-        uses_keras_3 = str(path).endswith(".weights.h5")
-        return (save_weights if uses_keras_3 else compat.save_weights_as_hdf5)(self, path, *args, **kwargs)
+def _naming_both(on_epoch_end):
+    def call(self, epoch, logs):
+        return on_epoch_end(self, epoch, {re.sub("acc$", "accuracy", name): logs[name] for name in logs} | logs)
+
+    return call
+
+
+def _by_link(function, position: int):
+    """Lets a function save or load HDF5 under any name, its argument at a position: Keras asks for a suffix."""
+
+    @functools.wraps(function)
+    def call(*args, filepath=None, **kwargs):
+        args = [*args[:position], path := str(filepath or args[position]), *args[position + 1 :]]
+        has_suffix = path.endswith((".h5", ".hdf5", ".keras")) and not path.endswith(".weights.h5")  # Keras 3's own
+        if has_suffix or ("load" in function.__name__ and not os.path.isfile(path)):
+            return function(*args, **kwargs)
+        with tempfile.TemporaryDirectory() as folder:
+            args[position] = os.path.join(folder, "model.h5")
+            os.symlink(os.path.abspath(path), args[position])
+            return function(*args, **kwargs)
+
+    return call
+
+
+def _for_training(load_model):
+    def call(*args, **kwargs):
+        model = load_model(*args, **kwargs)
+        if model.optimizer and not compat.trained_by(model.optimizer):
+            model.optimizer.built = False  # of HDF5 Keras builds it for no variables, and it would take no others
+        return model
 
     return call
 

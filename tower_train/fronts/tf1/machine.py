@@ -10,7 +10,12 @@ from tower_train.cluster import program
 from tower_train.fronts import compat
 from tower_train.fronts.tf_estimator.workers import merged
 
-_OF_NUMPY = {"int": int, "float": float, "object": object, "str": str, "float_": np.float64}  # names that it dropped
+_OF_NUMPY = {  # names that it dropped
+    "int": int, "float": float, "complex": complex, "object": object, "str": str, "unicode": str, "float_": np.float64,
+    "complex_": np.complex128, "string_": np.bytes_, "unicode_": np.str_, "Inf": np.inf, "infty": np.inf, "NaN": np.nan,
+    "product": np.prod, "cumproduct": np.cumprod, "alltrue": np.all, "sometrue": np.any, "in1d": np.isin,
+    "asscalar": lambda array: array.item(),
+}  # fmt: skip
 _tell_once = functools.cache(console.notice)
 
 

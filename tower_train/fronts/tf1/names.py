@@ -3,7 +3,8 @@
 import re
 
 # A name, and where it is: modules or "module:attribute"; of several modules a name is in the first that has it.
-# After "use:" stands what replaces a name that is not there, or all names under it.
+# After "use:" stands what replaces a name that is not there, or all names under it. A module without a place is empty,
+# as programs import it and need nothing of it.
 _TABLE = """
 tensorflow                                       tensorflow.compat.v1
 tensorflow.__version__                           OURS.contrib:VERSION
@@ -11,6 +12,7 @@ tensorflow.VERSION                               OURS.contrib:VERSION
 tensorflow.distribute.MirroredStrategy           OURS.contrib:Strategy
 tensorflow.estimator                             tower_train.estimator
 tensorflow.examples.tutorials.mnist              OURS.contrib
+tensorflow.layers                                use: TF_USE_LEGACY_KERAS=1 in the environment
 tensorflow.python.data.experimental.ops.threadpool
 tensorflow.python.distribute.all_reduce
 tensorflow.python.framework.device.DeviceSpec    tensorflow.compat.v1:DeviceSpec
@@ -41,6 +43,7 @@ tensorflow.contrib.metrics                       tf_slim.metrics tensorflow.comp
 tensorflow.contrib.nccl                          use: tensorflow.python.ops.nccl_ops, or tf.add_n
 tensorflow.contrib.opt                           OURS.contrib
 tensorflow.contrib.quantize                      use: the package tensorflow-model-optimization
+tensorflow.contrib.rnn.LSTMBlockCell             tensorflow.compat.v1:nn.rnn_cell.BasicLSTMCell
 tensorflow.contrib.rnn                           OURS.contrib tensorflow.compat.v1:nn.rnn_cell tensorflow.compat.v1:nn
 tensorflow.contrib.seq2seq                       OURS.contrib
 tensorflow.contrib.slim                          tf_slim
@@ -49,8 +52,10 @@ tensorflow.contrib.summary                       tensorflow.python.ops.summary_o
 tensorflow.contrib.summary.create_file_writer    tensorflow.python.ops.summary_ops_v2:create_summary_file_writer
 tensorflow.contrib.tpu                           use: nothing: there is no TPU here; tf.estimator.Estimator
 tensorflow.contrib.training                      OURS.contrib tf_slim.training tensorflow.compat.v1:train
+tensorflow.contrib.training.HParams              OURS.contrib:HParams
 tensorflow.contrib.util                          tensorflow.compat.v1 tensorflow.python.framework.tensor_util
 keras                                            tf_keras.api._v1.keras
+keras.__version__                                tf_keras:__version__
 keras.engine                                     tf_keras.api._v1.keras tf_keras.api._v1.keras.layers
 keras.estimator.model_to_estimator               tower_train.estimator:model_to_estimator
 keras.utils.multi_gpu_model                      OURS.keras_models:multi_gpu_model
@@ -66,6 +71,9 @@ _OF_KERAS_3 = """
 tensorflow                                       tensorflow tensorflow.compat.v1
 tensorflow.__version__                           tensorflow:__version__
 keras                                            keras keras._tf_keras.keras
+keras.__version__                                keras:__version__
+keras.backend.get_value                          keras:ops.convert_to_numpy
+keras.backend.set_value                          keras:Variable.assign
 keras.engine                                     keras keras.layers
 """
 
@@ -75,6 +83,7 @@ _ONE_NAME = [  # (a regular expression of the beginning of a name, the name unde
     (r"keras\.layers\.(core|convolutional|normalization|advanced_activations|recurrent|merge|pooling|embeddings|noise|"
      r"wrappers|local|convolutional_recurrent|cudnn_recurrent)", "keras.layers"),
     (r"keras\.utils\.\w+_utils", "keras.utils"),
+    (r"keras\.backend\.tensorflow_backend", "keras.backend"),
     (r"keras\.engine\.(topology|training|sequential|base_layer|input_layer)", "keras.engine"),
     (r"horovod\.tensorflow\.keras", "horovod.keras"),
     (r"tensorflow\.python\.ops\.rnn_cell_impl", "tensorflow.python.ops.rnn_cell"),
@@ -100,14 +109,15 @@ def one_name(name: str) -> str:
 
 
 def advice(name: str) -> str:
-    """Returns what replaced a name that is not there, from TensorFlow's own tables or from this one."""
+    """Returns a sentence: what replaced a name that is not there, from TensorFlow's own tables or from this one."""
     from tensorflow.tools.compatibility import tf_upgrade_v2
 
     spec, short, rows = tf_upgrade_v2.TFAPIChangeSpec(), name.replace("tensorflow", "tf", 1), table(False)
-    if new_name := spec.symbol_renames.get(short):
-        return new_name
+    new_name = spec.symbol_renames.get(short, "tf.compat.v1")
+    if not new_name.startswith("tf.compat.v1"):  # which is what programs have anyway
+        return f"Use instead: {new_name}."
     while name:
         if rows.get(name, "").startswith("use:"):
-            return rows[name].removeprefix("use: ")
+            return f"Use instead: {rows[name].removeprefix('use: ')}."
         name = name.rpartition(".")[0]
-    return "nothing that TensorFlow's own tables (tf_upgrade_v2) know"
+    return "No replacement is known."

@@ -8,6 +8,7 @@ import re
 from tower_train import errors
 
 _ROOTS = {"tensorflow", "keras", "horovod"}
+_SCOPES = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 # Names that only programs with graphs and sessions use; one of Keras that has none of them keeps today's Keras.
 _OF_GRAPHS = {
     "Session", "InteractiveSession", "ConfigProto", "GPUOptions", "get_session", "set_session", "placeholder",
@@ -61,15 +62,18 @@ def _read(file: pathlib.Path, source: Source) -> set[str]:
     except OSError as error:
         raise errors.ConfigError(f"{file}: cannot be read: {error.strerror}.") from None
     except (SyntaxError, ValueError) as error:
-        place = f"{file}:{getattr(error, 'lineno', 1)}"
+        place, why = f"{file}:{getattr(error, 'lineno', None) or 1}", getattr(error, "msg", error)
         raise errors.ConfigError(
-            f"{place} is not Python 3: {error}. If it is Python 2, convert it first: 2to3 -w {file}"
+            f"{place} is not Python 3: {why}. If it is Python 2, convert it first: 2to3 -w {file} (of Python 3.12)"
         ) from None
     source.words |= set(re.findall(r"\w+", text.decode(errors="ignore")))
-    meanings, imported = {}, set()
-    for node in ast.walk(tree):  # statements before what is within them, so imports come first
-        uses = []
-        if isinstance(node, ast.Import | ast.ImportFrom):
+    imported, uses, scopes = set(), [], [(tree, {})]
+    for scope, outer in scopes:
+        nodes, meanings, kept = [*ast.iter_child_nodes(scope)], dict(outer), set()
+        for node in nodes:  # which become more: all of this scope
+            nodes += () if isinstance(node, _SCOPES) else ast.iter_child_nodes(node)
+            if not isinstance(node, ast.Import | ast.ImportFrom):
+                continue
             module = getattr(node, "module", None)
             for alias in node.names:
                 name = f"{module}.{alias.name}" if module else alias.name
@@ -77,12 +81,20 @@ def _read(file: pathlib.Path, source: Source) -> set[str]:
                 if not getattr(node, "level", 0):
                     root = name if module or alias.asname else name.partition(".")[0]
                     meanings[alias.asname or (alias.name if module else root)] = root
-                    uses.append(name.removesuffix(".*"))
-        elif isinstance(node, ast.Assign) and (name := _dotted(node.value, meanings)):  # slim = tf.contrib.slim
-            meanings |= {target.id: name for target in node.targets if isinstance(target, ast.Name)}
-        elif isinstance(node, ast.Attribute):
-            uses.append(_dotted(node, meanings) or "")
-        source.uses += [(name, f"{file}:{node.lineno}") for name in uses if name.partition(".")[0] in _ROOTS]
+                    uses.append((name.removesuffix(".*"), node))
+        for node in nodes:
+            if isinstance(node, ast.Assign) and (name := _dotted(node.value, meanings)):  # slim = tf.contrib.slim
+                meanings |= {target.id: name for target in node.targets if isinstance(target, ast.Name)}
+                kept.update(node.targets)
+            elif isinstance(node, ast.Assign) and getattr(node.value, "value", "") is None:  # after a failed import
+                kept.update(node.targets)
+            elif isinstance(getattr(node, "ctx", None), ast.Store) and node not in kept or isinstance(node, ast.arg):
+                meanings.pop(getattr(node, "id", getattr(node, "arg", None)), None)
+        for node in nodes:
+            if isinstance(node, ast.Attribute) and (name := _dotted(node, meanings)):
+                uses.append((name, node))
+        scopes += [(node, meanings) for node in nodes if isinstance(node, _SCOPES)]
+    source.uses += [(name, f"{file}:{node.lineno}") for name, node in uses if name.partition(".")[0] in _ROOTS]
     return imported
 
 

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import operator
 import pathlib
+import re
 import sys
 import sysconfig
 import types
@@ -31,6 +32,7 @@ class Names:
     def __init__(self, uses_keras_3: bool):
         compat.restore_names_for_slim()
         self.table = names.table(uses_keras_3)
+        self.home_of_keras = self.table["keras"].split()[0].partition(".")[0]
         self.find = functools.cache(self._find)
 
     def _find(self, name: str) -> Any:
@@ -39,17 +41,20 @@ class Names:
             return self.find(usual)
         (parent, _, last), row = name.rpartition("."), self.table.get(name, "use:")
         if not row.startswith("use:"):
-            found = [_resolved(place) for place in row.split()]
+            has_slim = importlib.util.find_spec("tf_slim")
+            found = [_resolved(place) for place in row.split() if has_slim or not place.startswith("tf_slim")]
+            if row and not found:
+                raise NoSuchName(f"{name} needs tf-slim{_line_of_program()}: pip install 'tower_train[tf1]'.")
         else:
             owner = self.find(parent)
             if not isinstance(owner, View):
                 return owner  # what an object has is its own
             found = [getattr(each, last) for each in owner.modules if hasattr(each, last)]
             with contextlib.suppress(ModuleNotFoundError):
-                found = found or [importlib.import_module(name)]
+                found = found or [importlib.import_module(re.sub(r"^keras\b", self.home_of_keras, name))]
             is_module = parent == "tensorflow.contrib" or any(each.startswith(f"{name}.") for each in self.table)
             if not found and not is_module:  # modules are imported, and not always used
-                raise NoSuchName(f"{name} is not there{_line_of_program()}. Use instead: {names.advice(name)}.")
+                raise NoSuchName(f"{name} is not there{_line_of_program()}. {names.advice(name)}")
         if found and not isinstance(found[0], types.ModuleType):
             return found[0]
         modules = [each for each in found if isinstance(each, types.ModuleType)]
@@ -79,6 +84,9 @@ class Names:
         builtins.__import__ = importing
 
 
+install_once = functools.cache(lambda: Names(uses_keras_3=False).install())
+
+
 class View(types.ModuleType):
     """A module of TensorFlow 1: looks its names up when they are used, in the modules that have them today."""
 
@@ -88,19 +96,20 @@ class View(types.ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":  # for `from it import *`
-            return sorted({each for module in self.modules for each in dir(module) if not each.startswith("_")})
+            rows = [re.fullmatch(rf"{self.__name__}\.(\w+).*", row) for row in self._names.table]
+            of_table = [each[1] for each in rows if each and hasattr(self, each[1])]
+            return sorted({each for each in [*of_table, *dir(self)] if not each.startswith("_")})
         if name.startswith("__") and name != "__version__":
             raise AttributeError(name)
         return self._names.find(f"{self.__name__}.{name}")
+
+    def __dir__(self):
+        return sorted({each for module in self.modules for each in dir(module)})
 
 
 def _resolved(place: str) -> Any:
     """Returns what stands at "module" or "module:attribute"."""
     module, _, attribute = place.partition(":")
-    if module.startswith("tf_slim") and not importlib.util.find_spec("tf_slim"):
-        raise NoSuchName(
-            f"tf.contrib's layers need the package tf-slim{_line_of_program()}: pip install 'tower_train[tf1]'."
-        )
     home = importlib.import_module(module)
     return operator.attrgetter(attribute)(home) if attribute else home
 
