@@ -107,8 +107,8 @@ def _run(asked, program, names) -> int:
             workers.current().shutdown(error)
         raise
     except Exception as error:
-        trace = error.__traceback__.tb_next  # without this frame and runpy's
-        while trace.tb_next and "runpy" in trace.tb_frame.f_code.co_filename:
+        trace = error.__traceback__ and error.__traceback__.tb_next  # without this frame and runpy's
+        while trace and trace.tb_next and "runpy" in trace.tb_frame.f_code.co_filename:
             trace = trace.tb_next
         sys.excepthook(type(error), error.with_traceback(trace), trace)  # tells other workers
         return 1
