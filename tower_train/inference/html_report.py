@@ -72,10 +72,6 @@ def _paragraph(text: str) -> str:
     return f"<p>{_text(text)}</p>" if text else ""
 
 
-def _grid(least: str, cells: Sequence[str]) -> str:
-    return f"<div class=grid style='--least:{least}'>{''.join(cells)}</div>"
-
-
 def _table(rows: Sequence[Sequence], head: Iterable[str] = ()) -> str:
     cells = "".join(f"<tr>{''.join(f'<td>{_text(cell)}' for cell in row)}" for row in rows)
     return f"<div class=wide><table><tr>{''.join(f'<th>{cell}' for cell in head)}{cells}</table></div>" if rows else ""
@@ -115,7 +111,7 @@ def _curves(lists: Mapping[str, list]) -> str:
     for name in ["loss", *(name[4:] for name in curves.metric_names(lists))]:
         kinds = ("" if name == "loss" else "train_", "val_")
         figures.append(_figure(name, *((epochs[kind], lists.get(kind + name, [])) for kind in kinds)))
-    return _grid("17rem", figures) if any(figures) else ""
+    return f"<div class=grid style='--least:17rem'>{''.join(figures)}</div>" if any(figures) else ""
 
 
 def _figure(name: str, *curves: tuple[Sequence[float], Sequence[float | None]]) -> str:
@@ -160,7 +156,8 @@ def _hard(looked_at: int, of: str, examples: Sequence[Hard]) -> str:
     for each in examples:
         shown = each.picture and f"<img alt='' src='data:image/png;base64,{base64.b64encode(each.picture).decode()}'>"
         cells.append(f"<div>{shown or ''}{_text(each.words)}<br><small>loss {_number(each.loss)}</small></div>")
-    return _paragraph(f"Of {looked_at} examples of {of}.") + _grid("8.5rem", cells)
+    pictures = f"<div class=grid style='--least:8.5rem'>{''.join(cells)}</div>"
+    return _paragraph(f"Of {looked_at} examples of {of}.") + pictures
 
 
 def _data(data: Mapping) -> str:
