@@ -97,10 +97,7 @@ def normalize(
     elif is_fused:
         outputs, mean, variance = _fused(inputs, gamma, beta, epsilon)
     else:
-        wide = tf.cast(inputs, gamma.dtype)
-        axes = list(range(inputs.shape.rank - 1))
-        mean = tf.reduce_mean(wide, axes)
-        variance = tf.reduce_mean(tf.square(wide - mean), axes)
+        mean, variance = _local_moments(inputs, gamma.dtype)
         outputs = _normalized(inputs, gamma, beta, mean, variance, epsilon)
     for moving, value in ((moving_mean, mean), (moving_variance, variance)):
         note(Statistic(moving, value, momentum))
