@@ -6,7 +6,7 @@ under these options of its own, and `flops_per_example(options)`. Ratios are tak
 
 import cifar10
 from cifar10 import cifar10_94, convnet, crops, shifts
-from tower_train.bench.sides import Side, torch_sides
+from tower_train.bench.sides import Side, keras_sides, torch_sides
 
 # Of training: of convolutions and matrix products, a multiplication and an addition as two, once forward and once for
 # each operand's gradient; the images have none. tests/cifar10/test_rivals.py counts them.
@@ -20,30 +20,23 @@ _FLOPS = {
 
 def of(options, on_gpu: bool = False) -> list[Side]:
     """Returns the rivals of a model: Keras for the tutorial's network and those of cifar10_94; for these two PyTorch
-    too, and for the tutorial's the published script; none for others. on_gpu: whether sides that compile by default
-    have one beside them that does not, and PyTorch one that does."""
-
-    def rival(name, module, label, num_devices=1, dtype="float32", is_quick=False, **arguments) -> Side:
-        return Side(name, f"{__name__}.{module}:train", arguments, num_devices, dtype, is_quick, label)
-
-    def keras(name, label, num_devices=1, **more) -> Side:
-        return rival(f"keras/{name}", "keras_fit", label, num_devices, model=options.model, **more)
-
-    sides = [keras("MirroredStrategy 2", "Keras MirroredStrategy, 2 replicas", 2, is_quick=True, num_replicas=2)]
-    for dtype in ("float32",) if options.model == "convnet" else ("float32", "bfloat16"):
-        suffix, policy = ("", {}) if dtype == "float32" else (f"/{dtype}", {"dtype_policy": f"mixed_{dtype}"})
-        label, policy = suffix.replace("/", ", "), policy | {"dtype": dtype}
-        sides.append(keras(f"fit{suffix}", f"Keras fit{label}", is_quick=True, **policy))
-        sides.append(keras(f"multi_gpu_model{suffix}", f"multi_gpu_model, 1 tower{label}", by_towers=True, **policy))
-        if on_gpu:
-            sides.append(
-                keras(f"fit/not compiled{suffix}", f"Keras fit, not compiled{label}", jit_compile=False, **policy)
-            )
+    too, and for the tutorial's the published script; none for others."""
+    if options.model not in _FLOPS:
+        return []
+    train, two = f"{__name__}.keras_fit:train", dict(model=options.model, form="MirroredStrategy")
+    sides = [Side("keras/MirroredStrategy 2", train, two, 2, is_quick=True, label="Keras MirroredStrategy, 2 replicas")]
+    dtypes = ("float32",) if options.model == "convnet" else ("float32", "bfloat16")
+    sides += keras_sides(train, on_gpu, dtypes, model=options.model)
     if options.model in ("convnet", "cifar10_94"):
         sides += torch_sides(options.model, for_torch(options.model), on_gpu)
     if options.model == "convnet":
-        return [_port(1, is_quick=True), _port(2), *sides]
-    return sides if options.model in _FLOPS else []
+        port, label = "cifar10.multi_gpu_train:train", "Published script, ported"
+        return [
+            Side("port", port, is_quick=True, label=label),
+            Side("port/2 towers", port, {"num_gpus": 2}, 2, label=f"{label}, 2 towers"),
+            *sides,
+        ]
+    return sides
 
 
 def for_torch(model: str) -> dict:
@@ -71,12 +64,6 @@ def for_torch(model: str) -> dict:
             "deviation": crops.DEVIATION.tolist(),
         }
     return recipe
-
-
-def _port(towers: int, **more) -> Side:
-    name, arguments = ("port", {}) if towers == 1 else (f"port/{towers} towers", {"num_gpus": towers})
-    label = name.replace("port", "Published script, ported").replace("/", ", ")
-    return Side(name, "cifar10.multi_gpu_train:train", arguments, towers, label=label, **more)
 
 
 def flops_per_example(options) -> int | None:

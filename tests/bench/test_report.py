@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tower_train import errors
-from tower_train.bench import plots, report, results, sides
-from tower_train.bench.results import Figure, Result
+from tower_train.bench import comparison, measure, plots, sides
+from tower_train.bench.measure import Figure, Result
 from tower_train.bench.sides import BenchmarkOptions, Side
 
 ABOUT = {"gpus": [], "flops_per_example": 1e6}
@@ -67,7 +67,7 @@ def test_a_figure_shows_sides_by_name_and_a_panel_for_each_part(tmp_path):
 
     def texts(**options):
         parts = sides.parts(BenchmarkOptions(**options), ABOUT, RIVALS)
-        rows = {title: results.compare([Result(side, {0: 1000.0, 1: 1050.0}) for side in chosen])
+        rows = {title: measure.compare([Result(side, {0: 1000.0, 1: 1050.0}) for side in chosen])
                 for title, chosen in parts.items()}  # fmt: skip
         svg, png = plots.draw(rows, tmp_path / "figure")
         assert png.read_bytes().startswith(b"\x89PNG")
@@ -93,7 +93,7 @@ def ceiling(rates, dtype="float32"):
 def test_a_ratio_is_the_median_of_the_ratios_within_the_rounds():
     """The machine gets ten times slower meanwhile: a ratio of medians would say something else."""
     base, other = [100.0, 50.0, 10.0], [110.0, 120.0, 20.0]
-    first, second = results.compare([result("port", base), result("other", other)])
+    first, second = measure.compare([result("port", base), result("other", other)])
     assert second.ratio == Figure(np.median(np.divide(other, base)), 1.1, 2.4) and second.ratio.median == 2.0
     assert second.rate == Figure(110.0, 20.0, 120.0)
     assert first.ratio == Figure(1.0, 1.0, 1.0)
@@ -102,20 +102,20 @@ def test_a_ratio_is_the_median_of_the_ratios_within_the_rounds():
 def test_the_share_of_the_ceiling_is_of_the_same_arithmetic():
     sides = [result("single", [8.0, 9.0, 7.0]), result("half", [8.0, 9.0, 7.0], dtype="bfloat16"),
              ceiling([10.0] * 3), ceiling([40.0] * 3, "bfloat16")]  # fmt: skip
-    rows = {row.side.name: row for row in results.compare(sides)}
+    rows = {row.side.name: row for row in measure.compare(sides)}
     assert (rows["single"].share.median, rows["single"].ceiling) == pytest.approx((0.8, 10.0))
     assert (rows["half"].share.median, rows["half"].ceiling) == pytest.approx((0.2, 40.0))
-    assert results.compare([result("single", [8.0])])[0].share is None
+    assert measure.compare([result("single", [8.0])])[0].share is None
 
 
 def test_several_gpus_are_held_against_as_many_ceilings():
     """Towers without a GPU of their own share what one ceiling is measured on."""
     sides = [result("2 towers", [30.0], num_devices=2), result("4 replicas", [30.0], num_devices=4), ceiling([20.0])]
-    shares = [[row.share.median for row in results.compare(sides, on_gpus)] for on_gpus in (True, False)]
+    shares = [[row.share.median for row in measure.compare(sides, on_gpus)] for on_gpus in (True, False)]
     assert shares == [[0.75, 0.375, 1.0], [1.5, 1.5, 1.0]]
 
 
 def test_a_side_that_does_not_stand_still_is_warned_about():
     sides = [result(name, [1.0], idle_secs=10.0, idle_cpu_secs=secs) for name, secs in (("still", 0.1), ("busy", 3.0))]
-    warnings = [line for line in report.notes(results.compare(sides), None) if "Warning" in line]
+    warnings = [line for line in comparison.notes(measure.compare(sides), None) if "Warning" in line]
     assert warnings == ["Warning: busy used 30% of a core while others were measured."]

@@ -185,11 +185,12 @@ def torch_values(values):
 def test_it_has_the_same_network(our_network, training):
     import torch
 
-    from cifar10.rivals import torch_fit
+    from tower_train.bench import torch_fit
 
     images = np.random.default_rng(0).normal(size=[6, 32, 32, 3]).astype(np.float32)
     values, expected, _ = our_network("cifar10_94", images, training)
-    network = torch_fit.Network(np.zeros([2, 2, 3, 24], np.float32)).train(training)
+    data = {"whitening": torch.zeros([2, 2, 3, 24])}
+    network = torch_fit.Cifar10_94(rivals.for_torch("cifar10_94"), data).train(training)
     state = {name: torch.tensor(np.ascontiguousarray(value)) for name, value in torch_values(values).items()}
     network.load_state_dict(network.state_dict() | state)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Parts of a step's time, from a trace of its operations, and the obstacle to more towers. No TensorFlow here."""
+"""Parts of a step's time, from a trace of its operations, and the obstacle to more towers."""
 
 import collections
 import dataclasses
@@ -6,9 +6,9 @@ import itertools
 import re
 from collections.abc import Sequence
 
-from tower_train.bench import report, sides
+from tower_train.bench import comparison, sides
 
-INPUT_WAIT, NOTHING, OTHERS = "input wait", "no operation running", "others"
+INPUT_WAIT, NOTHING = "input wait", "no operation running"
 _INPUT = re.compile(r"(input/)?(next_batch/.*)?Iterator")
 _TOWER = re.compile(r"tower_\d+$")
 _BY_OPTIMIZERS = re.compile(r"^(ConstantFolding/|GroupCrossDeviceControlEdges_\d+/|Func/)+")
@@ -94,30 +94,22 @@ def table(breakdowns: Sequence[Breakdown]) -> list[str]:
     parts = sorted({part for one in breakdowns for part in one.seconds if one.share(part) >= _SHOWN})
     parts.sort(key=lambda part: (part in (INPUT_WAIT, NOTHING), not is_tower(part)))
 
-    def cell(one: Breakdown, secs: float, share: float) -> str:
-        return f"{secs * 1e3:.1f} ms {share:4.0%}" if secs else ""
+    def column(one: Breakdown) -> list[str]:
+        others = sum(secs for part, secs in one.seconds.items() if part not in parts)
+        whole, timed = sum(one.seconds.values()), [*(one.seconds.get(part, 0.0) for part in parts), others]
+        return [
+            sides.counted(one.towers, "tower"),
+            *(f"{secs * 1e3:.1f} ms {secs / whole:4.0%}" if secs else "" for secs in timed),
+            f"{one.step_secs * 1e3:.1f} ms",
+            f"{one.in_place_secs * 1e3:.1f} ms {min(1.0, one.in_place_secs / one.step_secs):4.0%}",
+            f"{one.busy:.0%} of {one.cores}",
+            f"{one.busy_here:.0%} of {one.cores}",
+        ]
 
-    body = [[part, *(cell(one, one.seconds.get(part, 0.0), one.share(part)) for one in breakdowns)] for part in parts]
-    rest = [[part for part in one.seconds if part not in parts] for one in breakdowns]
-    body.append(
-        [
-            OTHERS,
-            *(
-                cell(one, sum(map(one.seconds.get, few)), one.share(*few))
-                for one, few in zip(breakdowns, rest, strict=True)
-            ),
-        ]
-    )
-    body.append(["a step, without tracing", *(f"{one.step_secs * 1e3:.1f} ms" for one in breakdowns)])
-    body.append(
-        [
-            "a step with its input in place",
-            *(cell(one, one.in_place_secs, min(1.0, one.in_place_secs / one.step_secs)) for one in breakdowns),
-        ]
-    )
-    body.append(["cores busy meanwhile", *(f"{one.busy:.0%} of {one.cores}" for one in breakdowns)])
-    body.append(["cores busy with this", *(f"{one.busy_here:.0%} of {one.cores}" for one in breakdowns)])
-    return report.markdown(["name scope", *(sides.counted(one.towers, "tower") for one in breakdowns)], body)
+    timed = ["others", "a step, without tracing", "a step with its input in place"]
+    rows = ["name scope", *parts, *timed, "cores busy meanwhile", "cores busy with this"]
+    head, *body = zip(rows, *map(column, breakdowns), strict=True)
+    return comparison.markdown(head, body)
 
 
 def sentence(fewest: Breakdown, most: Breakdown) -> str:

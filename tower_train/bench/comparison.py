@@ -1,4 +1,4 @@
-"""The comparison and the sweep: benchmark.json or sweep.json with its figure, and the lines to print."""
+"""The comparison and the sweep: benchmark.json or sweep.json with its figure, and Markdown tables for a terminal."""
 
 import dataclasses
 import itertools
@@ -6,14 +6,19 @@ import json
 import pathlib
 import tempfile
 import time
+from collections.abc import Sequence
 
 from tower_train import console, errors, host
-from tower_train.bench import measure, plots, report, results, sides, trainer
+from tower_train.bench import measure, plots, sides, trainer
+from tower_train.bench.measure import Figure, Result
 from tower_train.bench.sides import BenchmarkOptions
+
+_IDLE_SHARE = 0.02  # of one core, from which a side that should stand still gets a warning
 
 
 def run(options: BenchmarkOptions) -> list[str]:
-    """Compares the sides part by part, each in rounds of its own. Raises SideError if one dies or hangs."""
+    """Compares the sides part by part, each in rounds of its own; returns the lines to print. Raises SideError if one
+    dies or hangs."""
     out, machine = directory(options.out), host.describe()
     common, rivals = trainer.common_facts(options)
     options = dataclasses.replace(options, dataset=common["dataset"])  # all sides train on what `auto` chose
@@ -29,27 +34,28 @@ def run(options: BenchmarkOptions) -> list[str]:
                 options.seconds_each,
                 options.start_together,
             )
-            parts[title] = results.compare(measured, bool(common["gpus"]))
-    rounds = sides.counted(options.num_rounds, "round")
-    what = f"{options.batch_size} examples a step, {rounds} of {options.seconds_each:g} s"
+            parts[title] = measure.compare(measured, bool(common["gpus"]))
     content = {
         "options": dataclasses.asdict(options),
         "machine": machine,
-        "about": common,
+        "common": common,
         "date": time.strftime("%Y-%m-%d %H:%M"),
         "parts": {title: [dataclasses.asdict(row) for row in rows] for title, rows in parts.items()},
     }
     path = write(out / ("sweep.json" if options.sweep else "benchmark.json"), content)
-    tables = itertools.chain.from_iterable(["", *report.table(title, rows)] for title, rows in parts.items())
-    every_row = [row for rows in parts.values() for row in rows]
-    drawn = plots.draw(parts, path.with_suffix(""))
+    rounds = sides.counted(options.num_rounds, "round")
     return [
-        *report.opening(machine, common, what),
-        *tables,
+        f"machine:  {machine['processor']}, {machine['cores']} cores, {', '.join(common['gpus']) or 'no GPU'}, "
+        f"{machine['memory_bytes'] / 2**30:.0f} GiB",
+        f"versions: {', '.join(f'{package} {version}' for package, version in machine['versions'].items())}",
+        f"data:     {common['data']}",
+        f"each:     {options.batch_size} examples a step, {rounds} of {options.seconds_each:g} s",
+        *([f"*** {common['notice']}"] if common["notice"] else []),
+        *itertools.chain.from_iterable(["", *_table(title, rows)] for title, rows in parts.items()),
         "",
-        *report.notes(every_row, common["flops_per_example"]),
+        *notes([row for rows in parts.values() for row in rows], common["flops_per_example"]),
         "",
-        f"Written:  {', '.join(map(str, [path, *drawn]))}",
+        f"Written:  {', '.join(map(str, [path, *plots.draw(parts, path.with_suffix(''))]))}",
     ]
 
 
@@ -67,3 +73,53 @@ def write(path: pathlib.Path, content: dict) -> pathlib.Path:
     """Writes results as JSON; returns the path."""
     path.write_text(json.dumps(content, indent=1) + "\n")
     return path
+
+
+def _table(title: str, rows: Sequence[Result]) -> list[str]:
+    """Tabulates the sides of a part."""
+    head = [title, "examples/sec", "range", "ratio", "range", "of the ceiling", "peak memory", "first step"]
+    on_gpus = any(row.card_bytes for row in rows)
+    body = []
+    for row in rows:
+        share = f"{row.share.median:.2f}" if row.share else "-"
+        memory, first_step = f"{row.peak_bytes / 2**20:.0f} MiB", f"{row.first_step_secs:.1f} s"
+        of_process = ["-", "-"] if row.side.is_ceiling else [memory, first_step]
+        cells = [row.side.title, *_median_and_range(row.rate, ".0f"), *_median_and_range(row.ratio, ".2f"), share]
+        body.append([*cells, *of_process, *([f"{row.card_bytes / 2**20:.0f} MiB"] if on_gpus else [])])
+    return markdown(head + (["of a GPU's memory"] if on_gpus else []), body)
+
+
+def _median_and_range(figure: Figure, form: str) -> list[str]:
+    return [f"{figure.median:{form}}", f"{figure.low:{form}} to {figure.high:{form}}"]
+
+
+def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    """Formats a table whose first column is left-aligned and whose others are right-aligned."""
+    widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
+
+    def line(cells):
+        aligned = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)]
+        return " | ".join([f"| {cells[0]:<{widths[0]}}", *aligned[1:]]) + " |"
+
+    return [line(head), line(["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]), *map(line, body)]
+
+
+def notes(rows: Sequence[Result], flops_per_example: float | None) -> list[str]:
+    """Returns the lines below the tables: how to read them, and warnings about disturbed measurements."""
+    lines = [
+        "examples/sec: median over rounds; ratio: to the first line, median of each round's; range: of these; "
+        "first step: from the start of the process."
+    ]
+    if any(row.share for row in rows):
+        lines.append(
+            f"The network's convolutions and matrix products: {flops_per_example / 1e6:.1f} MFLOP a training example; "
+            "a ceiling's examples/sec are what its rate is enough for. A side beyond its ceiling computes convolutions "
+            "with fewer products than are counted."
+        )
+    for row in rows:
+        if row.side.is_ceiling:
+            lines.append(f"{row.side.title}: {row.rate.median * flops_per_example / 1e9:.0f} GFLOP/s.")
+        if row.idle_cpu_secs > _IDLE_SHARE * row.idle_secs:
+            share = row.idle_cpu_secs / row.idle_secs
+            lines.append(f"Warning: {row.side.title} used {share:.0%} of a core while others were measured.")
+    return lines

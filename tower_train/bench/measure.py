@@ -1,18 +1,22 @@
-"""Measuring: the processes of all sides live at once, and one of them does steps while the others stand still."""
+"""Measuring: the processes of all sides live at once, and one of them does steps while the others stand still.
+
+The machine's speed changes during a benchmark, so ratios are taken within a round.
+"""
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
 import random
 import select
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tower_train import console, errors
-from tower_train.bench.results import Result
 from tower_train.bench.sides import BenchmarkOptions, Side
 
 _TAIL_LINES, _TAIL_CHARACTERS = 3, 600
@@ -28,14 +32,7 @@ class Worker:
     """The process of a side (`tower_train.bench.worker`). Use as a context manager, which ends the process."""
 
     def __init__(self, side: Side, options: BenchmarkOptions, scratch: pathlib.Path):
-        """Starts it.
-
-        Args:
-          side: what it trains.
-          options: whose data and time limit it has.
-          scratch: a directory for its files, which is made here; its standard error goes there.
-        """
-        scratch.mkdir()
+        scratch.mkdir()  # for its files and its standard error
         self.title, self._timeout_secs, self._stderr_path = side.title, options.timeout_secs, scratch / "stderr"
         spec = {
             "train": side.train,
@@ -102,6 +99,43 @@ class Worker:
         return f"Its last words: {' | '.join(lines[-_TAIL_LINES:])[-_TAIL_CHARACTERS:]}"
 
 
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """A number of several rounds: its median, and the lowest and the highest."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Figure":
+        values = list(values)
+        return cls(statistics.median(values), min(values), max(values))
+
+
+@dataclasses.dataclass
+class Result:
+    """The measurements of one side, and a row of the table."""
+
+    side: Side
+    # examples/sec by round; a ceiling's are those for which its products suffice
+    rates: dict[int, float] = dataclasses.field(default_factory=dict)
+    first_step_secs: float = 0.0  # from the start of its process to the end of its first step
+    examples_per_step: float = 0.0  # as its process says it
+    peak_bytes: int = 0  # resident memory at its peak
+    card_bytes: int = 0  # likewise of the GPU with most of it; 0 without
+    idle_secs: float = 0.0  # the time in which it stood still
+    idle_cpu_secs: float = 0.0  # its processor time then
+    rate: Figure | None = None  # examples/sec over the rounds
+    ratio: Figure | None = None  # to the first side
+    share: Figure | None = None  # of the ceiling of the same arithmetic; None if that was not measured
+    ceiling: float | None = None  # that ceiling in examples/sec
+
+    def over(self, base: "Result", times: int = 1) -> Figure:
+        """Returns the ratio of its rates to so many times those of the base, over the rounds."""
+        return Figure.of(rate / (times * base.rates[number]) for number, rate in self.rates.items())
+
+
 def in_rounds(
     sides: Sequence[Side], start: Callable[[Side], Worker], rounds: int, seconds: float, together: bool = False
 ) -> list[Result]:
@@ -116,12 +150,30 @@ def in_rounds(
         for result in results:
             if not together:
                 live[result.side.name] = stack.enter_context(start(result.side))
-            result.add_start(live[result.side.name].answer())
+            ready = live[result.side.name].answer()
+            result.first_step_secs, result.examples_per_step = ready["first_step_secs"], ready["examples_per_step"]
             console.notice(f"{result.side.title} is ready")
         for number in range(rounds):
             for result in random.Random(number).sample(results, len(results)):
-                result.add_round(number, live[result.side.name].measure(seconds))
+                answer = live[result.side.name].measure(seconds)
+                result.rates[number] = answer["steps"] * result.examples_per_step / answer["seconds"]
+                result.idle_secs += answer["idle_secs"]
+                result.idle_cpu_secs += answer["idle_cpu_secs"]
             console.notice(f"round {number + 1} of {rounds} is done")
         for result in results:
-            result.add_peaks(live[result.side.name].stop())
+            peaks = live[result.side.name].stop()
+            result.peak_bytes, result.card_bytes = peaks["peak_bytes"], peaks["card_bytes"]
+    return results
+
+
+def compare(results: Sequence[Result], on_gpus: bool = False) -> Sequence[Result]:
+    """Fills in the rates of measured sides, their ratios to the first, and their shares of the ceilings, which are one
+    device's: several GPUs are compared with as many. on_gpus: each tower has one; logical CPU devices share cores."""
+    ceilings = {result.side.dtype: result for result in results if result.side.is_ceiling}
+    for result in results:
+        result.rate, result.ratio = Figure.of(result.rates.values()), result.over(results[0])
+        if ceiling := ceilings.get(result.side.dtype):
+            times = result.side.num_devices if on_gpus else 1
+            result.share = result.over(ceiling, times)
+            result.ceiling = times * statistics.median(ceiling.rates.values())
     return results

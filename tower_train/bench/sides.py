@@ -116,14 +116,29 @@ class Side:
         return self.train.endswith(":multiply")
 
 
-def torch_sides(network: str, recipe: dict, is_on_gpu: bool) -> list[Side]:
-    """Returns the sides of a network of torch_fit; none if PyTorch is not installed.
+def keras_sides(
+    train: str, is_on_gpu: bool, dtypes: Sequence[str] = ("float32", "bfloat16"), **arguments
+) -> list[Side]:
+    """Returns the sides of a network that `train`, 'module:function', fits by Keras: plainly and by multi_gpu_model,
+    and on a GPU, where `fit` compiles, also not compiled. arguments: further ones of `train`."""
+    forms = {
+        "fit": ("Keras fit", {}),
+        "multi_gpu_model": ("multi_gpu_model, 1 tower", {"form": "multi_gpu_model"}),
+        "fit/not compiled": ("Keras fit, not compiled", {"jit_compile": False}),
+    }
+    sides = []
+    for dtype, (form, (label, more)) in itertools.product(dtypes, forms.items()):
+        name = f"keras/{form}"
+        if dtype != "float32":
+            name, label, more = f"{name}/{dtype}", f"{label}, {dtype}", more | {"dtype_policy": f"mixed_{dtype}"}
+        if is_on_gpu or form != "fit/not compiled":
+            sides.append(Side(name, train, arguments | more, dtype=dtype, is_quick=form == "fit", label=label))
+    return sides
 
-    Args:
-      network: its name there.
-      recipe: its numbers.
-      is_on_gpu: whether it also trains by torch.compile, which on CPUs is for other networks.
-    """
+
+def torch_sides(network: str, recipe: dict, is_on_gpu: bool) -> list[Side]:
+    """Returns the sides of a network of torch_fit, on a GPU also by torch.compile, which on CPUs is for other networks;
+    none if PyTorch is not installed. recipe: its numbers."""
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -147,40 +162,30 @@ def torch_sides(network: str, recipe: dict, is_on_gpu: bool) -> list[Side]:
 
 
 def parts(options: BenchmarkOptions, common: dict, rivals: Sequence[Side]) -> dict[str, list[Side]]:
-    """Returns what to measure, {title: sides}; ratios are taken to the first side of a part.
-
-    Args:
-      options: all options.
-      common: `trainer.common_facts`.
-      rivals: other ways to train the workload.
-
-    Raises:
-      ConfigError: --systems matches none.
-    """
+    """Returns what to measure, {title: sides}; ratios are taken to the first side of a part. common, rivals: from
+    `trainer.common_facts`. Raises ConfigError if --systems matches none."""
 
     def has_devices(side: Side) -> bool:  # any number of logical CPU devices
         return not common["gpus"] or side.num_devices <= len(common["gpus"])
 
-    found = _sweep(options) if options.sweep else {"Training": _comparison(options, common, rivals)}
+    every, patterns = _every_side(options, common, rivals), (options.systems or "*").split(",")
+    if options.sweep:
+        found = _sweep(options)
+    elif options.quick:
+        found = {"Training": [side for side in every if side.is_quick]}
+    else:
+        found = {"Training": [side for side in every if any(fnmatch.fnmatchcase(side.name, each) for each in patterns)]}
     found = {title: list(filter(has_devices, sides)) for title, sides in found.items()}
     found = {title: sides for title, sides in found.items() if sides}
     if not found:
         raise errors.ConfigError(
             f"--systems={options.systems or '*'} matches no side that this machine has the devices for. Here are: "
-            f"{', '.join(side.name for side in _all(options, common, rivals) if has_devices(side))}."
+            f"{', '.join(side.name for side in every if has_devices(side))}."
         )
     return found
 
 
-def _comparison(options: BenchmarkOptions, common: dict, rivals: Sequence[Side]) -> list[Side]:
-    sides = _all(options, common, rivals)
-    if options.quick:
-        return [side for side in sides if side.is_quick]
-    patterns = (options.systems or "*").split(",")
-    return [side for side in sides if any(fnmatch.fnmatchcase(side.name, pattern) for pattern in patterns)]
-
-
-def _all(options: BenchmarkOptions, common: dict, rivals: Sequence[Side]) -> list[Side]:
+def _every_side(options: BenchmarkOptions, common: dict, rivals: Sequence[Side]) -> list[Side]:
     """Returns the rivals, then tower_train with every tower count and dtype, then the ceilings."""
     sides = [rival for rival in rivals if options.batch_size % rival.num_devices == 0]
     dtypes = (*_DTYPES, _ON_REQUEST) if _ON_REQUEST in (options.systems or "") else _DTYPES

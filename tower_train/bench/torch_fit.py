@@ -24,7 +24,6 @@ def train(
     recipe: dict,
     autocast: bool = False,
     compiled: bool = False,
-    device: str = "auto",
 ) -> None:
     """Trains as `Side.train`, on the GPU if there is one.
 
@@ -34,9 +33,8 @@ def train(
       recipe: its numbers, `rivals.for_torch`.
       autocast: to bfloat16.
       compiled: by torch.compile, as it is by default.
-      device: "cpu" for the CPU; "auto" otherwise.
     """
-    place = torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
+    place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cudnn.benchmark = True
     torch.set_float32_matmul_precision("high")  # as TensorFlow's setting: factors of 10 bits
     data = {name: torch.from_numpy(array) for name, array in read(request, network).items()}

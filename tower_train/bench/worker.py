@@ -3,7 +3,7 @@
 It trains until it is warm, and from then on does steps only on request. In between it stands still within its training
 loop, with full input queues, and so takes no time from the side that is measured.
 
-    worker:     {"first_step_secs": 4.1, "examples_per_step": 128, "peak_bytes": 800000000, "card_bytes": 0}
+    worker:     {"first_step_secs": 4.1, "examples_per_step": 128}
     benchmark:  5.0, the seconds to train for
     worker:     {"steps": 134, "seconds": 5.01, "idle_secs": 9.0, "idle_cpu_secs": 0.01}, idle before
     benchmark:  the end of its output
@@ -27,13 +27,7 @@ class Pacer:
     """Lets a side do steps while they are wanted, and holds it in between. `Side.train` calls it after every step."""
 
     def __init__(self, channel, requests, started: float, batch_size: int):
-        """Begins before the first step.
-
-        Args:
-          channel, requests: files of the lines to and from the benchmark.
-          started: time.time() at the start of the process.
-          batch_size: examples of a step.
-        """
+        """Exchanges lines by two files. started: time.time() at the start of the process."""
         self.examples_per_step = batch_size  # a side may set it
         self._channel, self._requests, self._started = channel, requests, started
         self._steps = self._pace()
@@ -49,7 +43,7 @@ class Pacer:
         yield False
         first_step_secs = time.time() - self._started
         yield from self._do(WARM_UP_SECS, WARM_UP_STEPS)
-        self._tell(first_step_secs=first_step_secs, examples_per_step=self.examples_per_step, **_peaks())
+        self._tell(first_step_secs=first_step_secs, examples_per_step=self.examples_per_step)
         while True:
             idle, idle_cpu = time.perf_counter(), time.process_time()
             if not (request := self._requests.readline()):
@@ -59,7 +53,7 @@ class Pacer:
             start = time.perf_counter()
             steps = yield from self._do(float(request), 1)
             self._tell(steps=steps, seconds=time.perf_counter() - start, idle_secs=idle, idle_cpu_secs=idle_cpu)
-        self._tell(**_peaks())
+        self._tell(peak_bytes=host.peak_bytes(), card_bytes=_card_bytes())
 
     def _do(self, seconds: float, steps: int) -> Iterator[bool]:
         """Lets the side do at least so many steps, for at least so long; returns how many."""
@@ -74,12 +68,7 @@ class Pacer:
         self._channel.flush()
 
 
-def _peaks() -> dict[str, int]:
-    """Returns the peaks of this process's memory."""
-    return {"peak_bytes": host.peak_bytes(), "card_bytes": card_bytes()}
-
-
-def card_bytes() -> int:
+def _card_bytes() -> int:
     """Returns the peak of this process's memory on the GPU that it uses most, as allocators count it; 0 without."""
     if torch := sys.modules.get("torch"):  # it has its own allocator, beside TensorFlow's idle one
         return max((torch.cuda.max_memory_reserved(i) for i in range(torch.cuda.device_count())), default=0)

@@ -21,7 +21,7 @@ _MARKS = {".png": b"tEXtSoftware\0tower_train", ".svg": b"<dc:title>tower_train<
 _METADATA = {".png": {"Software": "tower_train"}, ".svg": {"Creator": "tower_train", "Date": None}}
 ENDINGS = tuple(_METADATA)
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")  # distinct also for the colour-blind
-_STYLE = {
+STYLE = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -93,7 +93,7 @@ def draw_curves(*train_dirs: str):
     histories = list(map(_mean, members))
     metrics = metric_names(*histories)
     panels = ["loss", *metrics[: _MOST_PANELS - 1]]
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(4.2 * len(panels), 3.2 + 0.2 * len(histories)), layout="constrained")
         for axis, name in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             for i, (label, train_dir) in enumerate(zip(labels(train_dirs), train_dirs, strict=True)):
@@ -134,7 +134,7 @@ def save(figure, stem: str, endings: Sequence[str] = ENDINGS) -> str:
     import matplotlib
 
     paths = [pathlib.Path(stem + ending).absolute() for ending in endings]
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         for path, ending in zip(paths, endings, strict=True):
             file = io.BytesIO()
             figure.savefig(file, format=ending[1:], dpi=200, metadata=_METADATA[ending])
