@@ -22,29 +22,10 @@ from tower_train.options import (
     rules,
 )
 
-# Of the trainer's options, those that --help shows first.
-MOST_USED = (
-    "num_gpus",
-    "workload",
-    "recipe",
-    "dataset",
-    "data_dir",
-    "train_dir",
-    "batch_size",
-    "max_steps",
-    "epochs",
-    "optimizer",
-    "momentum",
-    "learning_rate",
-    "lr_schedule",
-    "warmup_epochs",
-    "dtype",
-    "seed",
-    "save_every_steps",
-    "log_every_steps",
-    "eval_every_steps",
-    "eval_at_end",
-)
+MOST_USED = (  # options of the trainer, which --help shows first
+    "num_gpus workload recipe dataset data_dir train_dir batch_size max_steps epochs optimizer momentum learning_rate "
+    "lr_schedule warmup_epochs dtype seed save_every_steps log_every_steps eval_every_steps eval_at_end"
+).split()
 
 
 def is_remote(path: str) -> bool:
@@ -250,69 +231,46 @@ class Config(DeviceOptions):
         "- this times the learning rate; 0: none (0.004 with --optimizer=adamw, else 0)",
         OPTIMIZER,
         allowed="at least 0",
-        resume="note",
     )
     momentum: float = option(
         0.9,
-        "coefficient of --optimizer=momentum or muon",
+        "coefficient of the momentum",
         OPTIMIZER,
         allowed="at least 0 and below 1",
-        resume="note",
         needs=("optimizer", "momentum", "muon"),
     )
-    nesterov: bool = option(
-        False,
-        "Nesterov's momentum, with --optimizer=momentum or muon",
-        OPTIMIZER,
-        resume="note",
-        needs=("optimizer", "momentum", "muon"),
-    )
+    nesterov: bool = option(False, "Nesterov's momentum", OPTIMIZER, needs=("optimizer", "momentum", "muon"))
     muon_iterations: int = option(
-        5,
-        "Newton-Schulz iterations of --optimizer=muon",
-        OPTIMIZER,
-        allowed="at least 1 and at most 100",
-        resume="note",
-        needs=("optimizer", "muon"),
+        5, "Newton-Schulz iterations", OPTIMIZER, allowed="at least 1 and at most 100", needs=("optimizer", "muon")
     )
-    learning_rate: float = option(0.1, "initial learning rate", LEARNING_RATE, allowed="above 0", resume="note")
+    learning_rate: float = option(0.1, "initial learning rate", LEARNING_RATE, allowed="above 0")
     learning_rate_decay_factor: float = option(
         0.1,
         "factor of each decay; 1: no decay",
         LEARNING_RATE,
         allowed="above 0",
-        resume="note",
         needs=("lr_schedule", "exponential", "piecewise"),
     )
     num_epochs_per_decay: float = option(
-        350.0,
-        "epochs between decays of --lr_schedule=exponential",
-        LEARNING_RATE,
-        allowed="above 0",
-        resume="note",
-        needs=("lr_schedule", "exponential"),
+        350.0, "epochs between decays", LEARNING_RATE, allowed="above 0", needs=("lr_schedule", "exponential")
     )
     lr_schedule: str = option(
         "exponential",
         "exponential (staircase), piecewise, cosine or linear down to 0 at the last step, or points",
         LEARNING_RATE,
         allowed=("exponential", "piecewise", "cosine", "linear", "points"),
-        resume="note",
     )
     lr_boundaries: tuple[int, ...] | None = option(
         None,
-        "epochs at which --lr_schedule=piecewise decays, e.g. 82,123",
+        "epochs at which the rate decays, e.g. 82,123",
         LEARNING_RATE,
         allowed="above 0",
-        resume="note",
         needs=("lr_schedule", "piecewise"),
     )
     lr_points: str | None = option(
         None,
-        "points SHARE:FACTOR of --lr_schedule=points, linear between them; shares of the whole training from 0 "
-        "to 1, e.g. 0:0.2,0.23:1,1:0.07",
+        "points SHARE:FACTOR, linear between them; shares of the whole training from 0 to 1, e.g. 0:0.2,0.23:1,1:0.07",
         LEARNING_RATE,
-        resume="note",
         needs=("lr_schedule", "points"),
     )
     lr_scaling: str = option(
@@ -320,14 +278,12 @@ class Config(DeviceOptions):
         "factor for the global batch: linear (global batch / --lr_base_batch), sqrt (its root), or none",
         LEARNING_RATE,
         allowed=("none", "linear", "sqrt"),
-        resume="note",
     )
     lr_base_batch: int = option(
         128,
-        "examples per step for which the learning rate is meant, for --lr_scaling",
+        "examples per step for which the learning rate is meant",
         LEARNING_RATE,
         allowed="at least 1",
-        resume="note",
         needs=("lr_scaling", "linear", "sqrt"),
     )
     warmup_epochs: float = option(
@@ -335,7 +291,6 @@ class Config(DeviceOptions):
         "epochs in which the learning rate rises to its value, for large batches; 0: none",
         LEARNING_RATE,
         allowed="at least 0",
-        resume="note",
     )
     label_smoothing: float = option(
         0.0,
@@ -360,7 +315,7 @@ class Config(DeviceOptions):
         resume="note",
     )
     clip_gradients: float = option(
-        0.0, "largest global norm of the gradients; 0: no limit", OPTIMIZER, allowed="at least 0", resume="note"
+        0.0, "largest global norm of the gradients; 0: no limit", OPTIMIZER, allowed="at least 0"
     )
     accumulate_steps: int = option(
         1,
@@ -373,7 +328,6 @@ class Config(DeviceOptions):
         "decay per step of the exponential moving averages of the weights, which evaluation uses; 0: none",
         OPTIMIZER,
         allowed="at least 0 and below 1",
-        resume="note",
     )
     batch_norm: str = option(
         "global",
@@ -549,7 +503,16 @@ class RecipeOptions(Options):
 
 
 @dataclasses.dataclass(frozen=True)
-class RunOptions(Options):
+class RunDataOptions(Options):
+    """The workload and the data of a run, where they are not its own."""
+
+    workload: str | None = option(None, "network and data, as an import path (the run's own)", DATA)
+    dataset: str | None = option(None, "name of one of the workload's data sets (the run's own)", DATA)
+    data_dir: str | None = option(None, "directory of the data (the run's own)", DATA)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions(RunDataOptions):
     """Options of the commands that use a run: its directory, and which weights to take."""
 
     train_dir: str | None = option(None, "directory of the run (required)", RUN)
@@ -558,9 +521,6 @@ class RunOptions(Options):
         False, "look at each example once, even if the workload averages over several views of it", RUN
     )
     best: bool = option(False, "use the best checkpoint of a run with --keep_best, not its newest", RUN)
-    workload: str | None = option(None, "network and data, as an import path (the run's own)", DATA)
-    dataset: str | None = option(None, "name of one of the workload's data sets (the run's own)", DATA)
-    data_dir: str | None = option(None, "directory of the data (the run's own)", DATA)
 
     def check(self):
         super().check()
@@ -602,12 +562,10 @@ class ExportOptions(RunOptions):
     )
     overwrite: bool = option(False, "replace the SavedModel, or --keras' files, in --export_dir", RUN)
     keras: bool = option(
-        False,
-        "write a Keras network as model.keras and model.weights.h5, into --export_dir (TRAIN_DIR)",
-        RUN,
+        False, "write a Keras network as model.keras and model.weights.h5, into --export_dir (TRAIN_DIR)", RUN
     )
     probabilities: bool = option(
-        False, "end --keras' model by a softmax, or a sigmoid of several classes at once", RUN, needs=("keras",)
+        False, "end the model by a softmax, or a sigmoid of several classes at once", RUN, needs=("keras",)
     )
     versioned: bool = option(
         False, "write to a new folder in --export_dir, numbered by the time, as TensorFlow Serving expects", RUN

@@ -4,8 +4,8 @@ import dataclasses
 import pathlib
 
 from tower_train import console, errors, files
-from tower_train.config import RunOptions
-from tower_train.options import DATA, RUN, Options, command_line, option
+from tower_train.config import RunDataOptions, RunOptions
+from tower_train.options import RUN, command_line, option
 
 USAGE = """
 Writes a run, also one that trains, as one HTML file for any browser, without network: python -m tower_train.report
@@ -16,12 +16,10 @@ Writes TRAIN_DIR/report.html, unless another file is there. Exit status: 0 done,
 
 
 @dataclasses.dataclass(frozen=True)
-class ReportOptions(Options):
+class ReportOptions(RunDataOptions):
     """Options of `python -m tower_train.report`."""
 
     out: str | None = option(None, "the file to write (TRAIN_DIR/report.html)", RUN)
-    workload: str | None = option(None, "network and data, as an import path (the run's own)", DATA)
-    data_dir: str | None = option(None, "directory of the data (the run's own)", DATA)
 
 
 def main(argv) -> int:
@@ -34,7 +32,8 @@ def main(argv) -> int:
     from tower_train.inference import hardest, html_report, saved_run
     from tower_train.run_dir import disk
 
-    run_options = RunOptions(train_dir=train_dirs[0], workload=options.workload, data_dir=options.data_dir)
+    chosen = {name: getattr(options, name) for name in ("workload", "dataset", "data_dir")}
+    run_options = RunOptions(train_dir=train_dirs[0], **chosen)
     run_dir = saved_run.run_directory(run_options)
     path = pathlib.Path(options.out or run_dir.path / "report.html")
     files.check_replaceable(path, html_report.MARK)

@@ -56,6 +56,11 @@ def test_help_shows_every_option_with_its_default_and_does_not_import_tensorflow
         described = " ".join(described.split())
         text, default = described.removeprefix(field.metadata["help"]), field.default
         assert text != described
+        needed, *values = field.metadata["needs"] or [None]
+        if needed and values != [None]:
+            needed += f"={' or '.join(values)}" if values else ""
+            assert text.startswith(f"; with --{needed}")
+            text = text.removeprefix(f"; with --{needed}")
         if default is None or default is False:
             assert text == ""
         elif default is True:

@@ -23,7 +23,7 @@ from tower_train.workload import Draws
 _TRIES, _CROP_RATIO, _ERASED_RATIO, _ERASED_SHARE = 10, (3 / 4, 4 / 3), (1 / 3.3, 1 / 0.3), (0.02, 0.33)
 _PARTS = 4096  # of the integral in `beta`
 _ALPHAS = "at least 0 and at most 100"
-_change = functools.partial(option, group=AUGMENTATION, resume="note")
+_change = functools.partial(option, group=AUGMENTATION)
 
 
 @dataclasses.dataclass(frozen=True)

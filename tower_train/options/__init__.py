@@ -29,7 +29,7 @@ _NOUNS = {
 }
 
 
-def option(default, help, group, allowed="", resume="free", needs=()):
+def option(default, help, group, allowed="", resume="", needs=()):
     """Declares one field of an options class.
 
     Args:
@@ -38,10 +38,11 @@ def option(default, help, group, allowed="", resume="free", needs=()):
       group: its heading in --help.
       allowed: a tuple of the allowed values, or their bounds as messages tell them: "at least 0 and below 1".
       resume: whether a run may go on with another value: 'same' (no, unless --override), 'note' (yes, with a log line)
-        or 'free'.
+        or 'free'. Empty: 'note' for augmentations, learning rate and optimizer, else 'free'.
       needs: (another option, the values of it that give this one a use), by default any true value. E.g.
         ("optimizer", "momentum", "muon"), or ("epochs", None) for an option that excludes --epochs.
     """
+    resume = resume or ("note" if group in (AUGMENTATION, LEARNING_RATE, OPTIMIZER) else "free")
     metadata = dict(locals())  # all arguments
     return dataclasses.field(default=metadata.pop("default"), metadata=metadata)
 
@@ -130,8 +131,15 @@ def _check_needs(options: Options) -> None:
         if choices == [None]:
             both = f"{shown} and {_on_command_line(other, values[other])}"
             raise errors.ConfigError(f"{both} exclude each other. Give one of them.")
-        needed = f"--{other}={' or '.join(choices)}" if choices else f"--{other}"
-        raise errors.ConfigError(f"{shown} needs {needed}. Give that too.")
+        raise errors.ConfigError(f"{shown} needs {needed(field)}. Give that too.")
+
+
+def needed(field: dataclasses.Field) -> str:
+    """Returns what an option needs, such as --optimizer=momentum or muon; empty if it needs nothing."""
+    other, *choices = field.metadata["needs"] or (None,)
+    if other is None or choices == [None]:
+        return ""
+    return f"--{other}={' or '.join(choices)}" if choices else f"--{other}"
 
 
 def _on_command_line(name: str, value) -> str:

@@ -66,7 +66,7 @@ def answer_help(
     parts = [fill(" ".join(paragraph.split())) for paragraph in usage.strip().split("\n\n")]
     for group, members in groups.items():
         lines = [
-            fill(_about(field, defaults), initial_indent=f"  --{field.name:<31}", subsequent_indent=" " * 35)
+            fill(_help(field, defaults), initial_indent=f"  --{field.name:<31}", subsequent_indent=" " * 35)
             for field in members
         ]
         parts.append("\n".join([f"{group}:", *lines]))
@@ -81,14 +81,15 @@ def answer_help(
     sys.exit(0)
 
 
-def _about(field: dataclasses.Field, defaults: Mapping[str, Any]) -> str:
-    """Returns an option's help with its default, if that is not just a switch that is off."""
+def _help(field: dataclasses.Field, defaults: Mapping[str, Any]) -> str:
+    """Returns an option's help with what it needs, and its default, if that is not just a switch that is off."""
     text, value = field.metadata["help"], defaults.get(field.name, field.default)
-    if value is None or value is False or value == "":
-        return text
-    if field.default is None:
+    has_default = value is not None and value is not False and value != ""
+    if has_default and field.default is None:
         text = re.sub(r" \([^()]*\)$", "", text)  # the default that a recipe replaces
-    return f"{text} [{'on' if value is True else options.as_text(value)}]"
+    needed = options.needed(field)
+    text += f"; with {needed}" if needed else ""
+    return f"{text} [{'on' if value is True else options.as_text(value)}]" if has_default else text
 
 
 def parse_values(

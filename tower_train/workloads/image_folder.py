@@ -34,7 +34,7 @@ class FolderOptions(augmentation.PlacedImageOptions):
     color: str = option(
         "rgb", "grayscale or rgb, to which all files are converted", DATA, allowed=tuple(_CHANNELS), resume="same"
     )
-    flip: bool = option(True, "flip half of the training images left to right", AUGMENTATION, resume="note")
+    flip: bool = option(True, "flip half of the training images left to right", AUGMENTATION)
     cache: str = option(
         "auto",
         "place of decoded images: none, memory, disk, or auto: memory if they fit well",
