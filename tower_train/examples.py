@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.arrays import Arrays, as_arrays, by_numpy_if_it_can, fetcher, is_pair
 from tower_train.console import enumeration
+from tower_train.data.arrays import Arrays, as_arrays, by_numpy_if_it_can, fetcher, is_pair
 
 Tensors = Any  # a tensor, or a tuple or dict of tensors, whose first dimension counts examples
 TRAIN, VALIDATION, TEST = SPLITS = ("train", "validation", "test")

@@ -23,13 +23,14 @@ def call(workload, name: str, *args, **keywords) -> Any:
       GraphError: it cannot be called so, returned what it may not, or left the program.
     """
     function, owner = getattr(workload, name), f"workload {workload.name}"
+    parameters, is_right, wanted = _FUNCTIONS[name]
     if not callable(function):
         raise errors.GraphError(
-            f"{owner}: {name} is {errors.described(function)}. Let it be a function of {_OF[name]}."
+            f"{owner}: {name} is {errors.described(function)}. Let it be a function of {parameters}."
         )
     if why := _why_not_callable(function, args, keywords):
-        wanted = ", ".join([_OF[name][:-1], *(f"{argument}=" for argument in keywords)])
-        raise errors.GraphError(f"{owner}: {name} is a function of {why}. Let it be one of {wanted}).")
+        taken = ", ".join([parameters[:-1], *(f"{argument}=" for argument in keywords)])
+        raise errors.GraphError(f"{owner}: {name} is a function of {why}. Let it be one of {taken}).")
     try:
         returned = function(*args, **keywords)
     except SystemExit as error:
@@ -43,7 +44,6 @@ def call(workload, name: str, *args, **keywords) -> Any:
                 "call builds its own. Keep numbers of numpy or Python between calls, and make the tensor in each."
             ) from error
         raise
-    is_right, wanted = _WANTED[name]
     if not is_right(returned, *args):
         raise errors.returned(owner, name, returned, wanted)
     return returned
@@ -103,30 +103,31 @@ def _are_metrics(returned, *_) -> bool:
     return all(isinstance(name, str) and value is not None for name, value in returned.items())
 
 
-_OF = {
-    "examples": "(request)",
-    "inference_for": "(examples)",
-    "inference": "(features, training)",
-    "loss": "(outputs, labels)",
-    "metrics": "(outputs, labels)",
-    "augment": "(features, draws)",
-    "mix": "(features, labels, draws)",
-    "prepare": "(features)",
-    "test_time_augmentation": "(features)",
-    "unsure": "(outputs)",
-}
-_WANTED = {  # name: (whether a value is right, given the arguments too; what is)
+_FUNCTIONS = {  # name: (its parameters, whether a value that it returns is right, given the arguments too; what is)
     "examples": (
+        "(request)",
         lambda returned, request: isinstance(returned, Examples) or returned is None and request.split != TRAIN,
         "a tower_train.Examples, as Examples.from_arrays(name, features, labels) makes one of arrays",
     ),
-    "inference_for": (lambda returned, *_: callable(returned), "the function inference(features, training)"),
-    "inference": (_are_outputs, f"{_TENSORS}, computed from the features by TensorFlow, in floating point"),
-    "loss": (_is_loss, "a floating-point scalar, the mean over the batch it was given, as tf.reduce_mean does"),
-    "metrics": (_are_metrics, "{name: tensor [batch]}, at least one metric, with texts as names"),
-    "augment": (_are_features, f"features: {_TENSORS}, of the batch it was given"),
-    "mix": (lambda returned, *_: isinstance(returned, tuple) and len(returned) == 2, "a pair (features, labels)"),
-    "prepare": (_are_features, f"features: {_TENSORS}, of the batch it was given"),
-    "test_time_augmentation": (_are_views, "a list of views (weight, features)"),
-    "unsure": (_are_flags, "a tensor [batch] of dtype bool"),
+    "inference_for": ("(examples)", lambda value, _: callable(value), "the function inference(features, training)"),
+    "inference": (
+        "(features, training)",
+        _are_outputs,
+        f"{_TENSORS}, computed from the features by TensorFlow, in floating point",
+    ),
+    "loss": (
+        "(outputs, labels)",
+        _is_loss,
+        "a floating-point scalar, the mean over the batch it was given, as tf.reduce_mean does",
+    ),
+    "metrics": ("(outputs, labels)", _are_metrics, "{name: tensor [batch]}, at least one metric, with texts as names"),
+    "augment": ("(features, draws)", _are_features, f"features: {_TENSORS}, of the batch it was given"),
+    "mix": (
+        "(features, labels, draws)",
+        lambda returned, *_: isinstance(returned, tuple) and len(returned) == 2,
+        "a pair (features, labels)",
+    ),
+    "prepare": ("(features)", _are_features, f"features: {_TENSORS}, of the batch it was given"),
+    "test_time_augmentation": ("(features)", _are_views, "a list of views (weight, features)"),
+    "unsure": ("(outputs)", _are_flags, "a tensor [batch] of dtype bool"),
 }

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.arrays import outside_graph
+from tower_train.data.arrays import outside_graph
 from tower_train.fronts import compat
 from tower_train.graph import context, getters
 from tower_train.graph.devices import HOST

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.arrays import outside_graph
+from tower_train.data.arrays import outside_graph
 from tower_train.fronts.tf_estimator import library
 from tower_train.graph.collectives import AllReduce
 
