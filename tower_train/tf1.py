@@ -1,10 +1,12 @@
 """python -m tower_train.tf1: a program of TensorFlow 1, as it was published, on today's TensorFlow."""
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import runpy
 import sys
+import traceback
 import types
 
 from tower_train import console, errors
@@ -18,15 +20,14 @@ def main(argv) -> int:
         "TensorFlow: docs/migration.md. Exit status: the program's; 2 for a name that is not there or a wrong option.",
         allow_abbrev=False,
     )
-    parser.error = _refuse  # type: ignore[assignment, method-assign]
     parser.add_argument("--check", action="store_true", help="run nothing: list the names that are not there")
     parser.add_argument("--num_gpus", type=int, default=0, help="GPUs that it is told of where there are none")
     parser.add_argument("program")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     asked = parser.parse_args(argv[1:])
-    from tower_train.fronts.tf1 import source
+    from tower_train.fronts.tf1 import names, source
 
-    program = source.read(asked.program)
+    program = source.Program(asked.program)
     for package in ("tensorflow_estimator", "tf_keras"):
         if not importlib.util.find_spec(package):
             raise errors.ConfigError(f"The package {package} is missing. Install it: pip install 'tower_train[tf1]'")
@@ -35,67 +36,59 @@ def main(argv) -> int:
     console.quiet_tensorflow()
     from tower_train.fronts.tf1 import views
 
-    names = views.Names(program.uses_keras_3)
-    return _check(program, names) if asked.check else _run(asked, program, names)
-
-
-def _refuse(reason: str):
-    raise errors.ConfigError(f"{reason}: python -m tower_train.tf1 [--check] [--num_gpus=N] PROGRAM.py [its arguments]")
+    find = views.finder(names.table(program.uses_keras_3))
+    return _check(program, find) if asked.check else _run(asked, program, find)
 
 
 def companion(name: str) -> types.SimpleNamespace:
     """Imports a file of TensorFlow 1, such as the tutorial's cifar10.py, for a workload. From then on imports of files
     that are not installed give the old names in this process."""
-    from tower_train.fronts.tf1 import views
+    from tower_train.fronts.tf1 import names, views
 
-    views.install_once()
+    views.install(views.finder(names.table(uses_keras_3=False)))
     parts = vars(importlib.import_module(name))
-    functions = {each: _with_dimensions(part) for each, part in parts.items() if isinstance(part, types.FunctionType)}
+    functions = {each: _dimensions()(part) for each, part in parts.items() if isinstance(part, types.FunctionType)}
     return types.SimpleNamespace(**parts | functions)
 
 
-def _with_dimensions(function):
-    """Gives shapes their Dimensions within a function, as shape[0].value asks."""
+@contextlib.contextmanager
+def _dimensions():
+    """Gives shapes their Dimensions within a function that this decorates, as shape[0].value asks."""
+    from tensorflow.compat import v1
 
-    def call(*args, **kwargs):
-        from tensorflow.compat import v1
-
-        v1.disable_v2_tensorshape()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            v1.enable_v2_tensorshape()
-
-    return call
+    v1.disable_v2_tensorshape()
+    try:
+        yield
+    finally:
+        v1.enable_v2_tensorshape()
 
 
-def _check(program, names) -> int:
-    missing: dict[str, list] = {}
+def _check(program, find) -> int:
+    missing: dict[str, dict] = {}
     for name, place in program.uses:
         try:
-            names.find(name)
+            find(name)
         except errors.ConfigError as error:
-            places = missing.setdefault(str(error), [])
-            places += [place] if place not in places else []
+            missing.setdefault(str(error), {})[place] = None
     for why, places in missing.items():
-        console.say(f"{', '.join(places[:3])}{' ...' if len(places) > 3 else ''}: {why}")
+        console.say(f"{', '.join(places)}: {why}")
     kind = "Keras 3, eagerly" if program.uses_keras_3 else "TensorFlow 1's behaviour, with Keras 2"
     console.say(f"{len(missing)} names are not there. It runs with {kind}.\nIts towers: {program.front}.")
     return 2 if missing else 0
 
 
-def _run(asked, program, names) -> int:
+def _run(asked, program, find) -> int:
     import tensorflow as tf
 
     from tower_train.cluster import program as workers
-    from tower_train.fronts.tf1 import keras_models, machine
+    from tower_train.fronts.tf1 import keras_models, views
 
     if program.uses_keras_3:
         keras_models.prepare(is_named_acc=bool({"acc", "val_acc"} & program.words))
     else:
         tf.compat.v1.disable_v2_behavior()
-    machine.prepare(asked.num_gpus)
-    names.install()
+    views.prepare_machine(asked.num_gpus)
+    views.install(find)
     workers.leave_by_status()  # with one line for a user's mistake, and with Horovod's workers
     sys.argv[:] = [asked.program, *asked.arguments]
     is_there = not getattr(sys.flags, "safe_path", False)  # the current folder, for which the program's comes
@@ -107,9 +100,12 @@ def _run(asked, program, names) -> int:
             workers.current().shutdown(error)
         raise
     except Exception as error:
-        trace = error.__traceback__ and error.__traceback__.tb_next  # without this frame and runpy's
-        while trace and trace.tb_next and "runpy" in trace.tb_frame.f_code.co_filename:
-            trace = trace.tb_next
+        trace = error.__traceback__
+        while trace and trace.tb_next and not views.is_of_program(trace.tb_frame.f_code.co_filename):
+            trace = trace.tb_next  # of this file and of runpy
+        if isinstance(error, views.NoSuchName | views.NoSuchModule):
+            own = [each for each in traceback.extract_tb(trace) if views.is_of_program(each.filename)][-1]
+            error.args = (f"{own.filename}:{own.lineno}: {error}",)
         sys.excepthook(type(error), error.with_traceback(trace), trace)  # tells other workers
         return 1
     return 0

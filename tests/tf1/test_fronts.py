@@ -44,18 +44,18 @@ history = model.fit_generator(batches, 2, 2, workers=2, max_q_size=9, verbose=0,
 weight = model.get_weights()[0].item()
 assert model.metrics_names == ["loss", "acc"] and model.predict_classes(x).tolist() == [[int(weight > 0.5)]] * 4
 assert len(model.evaluate_generator(batches, 2)) == 2 and model.predict_generator(batches, 2).shape == (8, 1)
-for suffix in (".h5", ""):
-    model.save("model" + suffix)
-    model.save_weights("weights" + suffix)
-    for load in (lambda: model.load_weights("2.hdf5"), lambda: model.load_weights("weights" + suffix),
-                 lambda: model.set_weights(keras.models.load_model("model" + suffix).get_weights())):
-        model.set_weights([np.zeros([1, 1])])
-        load()
-        assert model.get_weights()[0].item() == weight
-again = keras.models.load_model("model")
+model.save("model.h5")
+model.save_weights("weights.h5")
+for load in (lambda: model.load_weights("2.hdf5"), lambda: model.load_weights("weights.h5"),
+             lambda: model.set_weights(keras.models.load_model("model.h5").get_weights())):
+    model.set_weights([np.zeros([1, 1])])
+    load()
+    assert model.get_weights()[0].item() == weight
+again = keras.models.load_model("model.h5")
 again.fit(x, y, verbose=0, callbacks=[keras.callbacks.LearningRateScheduler(lambda epoch: 0.1)])
 assert again.optimizer.decay == 0.5 and again.get_weights()[0].item() != weight
 assert keras.optimizers.SGD(0.1, 0.9, 1e-6, True).nesterov is True
+assert keras.optimizers.Adam(0.1, 0.9, 0.99, None, 1e-6).get_config()["decay"] == 1e-6
 losses = []  # no longer the module
 losses.append(sorted(history.history))
 print(losses[0], weight)
@@ -90,7 +90,8 @@ digits = DataSet(np.zeros([5, 1]), np.arange(5))
 assert [digits.next_batch(3, False)[1].size, digits.epochs_completed] == [3, 0]
 assert set(digits.next_batch(7)[1]) == set(range(5)) and digits.epochs_completed == 1
 hparams = tf.contrib.training.HParams(rate=0.1, sizes=[1], name="a", fast=False)
-hparams.parse("rate=0.5,sizes=[2,3],name=b,fast=true")
+hparams.parse("rate=0.5,sizes=[2,3],name=b,fast=true").set_hparam("rate", 0.25)
+assert hparams.get("rate") == 0.25 and hparams.override_from_dict({"rate": 0.5}).rate == 0.5
 logits, targets = np.ones([2, 3, 4], np.float32) * np.arange(4, dtype=np.float32), np.ones([2, 3], int)
 weights = np.float32([[1, 1, 0]] * 2)
 by_example = tf.contrib.seq2seq.sequence_loss(logits, targets, weights, average_across_batch=False)
@@ -102,15 +103,9 @@ joined = [tf.ones([1, 1]), 2 * tf.ones([1, 2])]
 product = core_rnn_cell._Linear(joined, 2, True, kernel_initializer=tf.ones_initializer())(joined)
 table = tf.contrib.lookup.index_table_from_tensor(mapping=["a", "b"], default_value=-1)
 positions = table.lookup(tf.constant(["b", "c"]))
-from tensorflow.core.protobuf import rewriter_config_pb2
-from tensorflow.python.grappler import tf_optimizer
-options = rewriter_config_pb2.RewriterConfig(optimizers=["constfold"], min_graph_nodes=-1)
-with tf.Graph().as_default():
-    tf.add_to_collection("train_op", tf.identity(tf.constant(1.0) + tf.constant(2.0), name="sum"))
-    folded = tf_optimizer.OptimizeGraph(options, tf.train.export_meta_graph())
 with tf.Session() as session:
     session.run(tf.tables_initializer())
-    print([session.run(positions).tolist(), [node.op for node in folded.node]])
+    assert session.run(positions).tolist() == [1, -1]
     session.run(tf.global_variables_initializer())
     session.run(step)
     print([hparams.values(), session.run(by_example).tolist(), session.run(variable).tolist(),
@@ -190,8 +185,7 @@ def test_an_estimator_draws_and_normalizes_as_one_device_where_shapes_are_those_
 
 
 def test_parts_of_contrib(tmp_path):
-    parts, line = run(CONTRIB, "--num_gpus=2", cwd=tmp_path)
-    assert ast.literal_eval(parts) == [[1, -1], ["Const"]]
+    (line,) = run(CONTRIB, "--num_gpus=2", cwd=tmp_path)
     hparams, losses, variable, kinds, product = ast.literal_eval(line)
     assert hparams == {"rate": 0.5, "sizes": [2, 3], "name": "b", "fast": True}
     cross_entropy = np.log(np.exp(np.arange(4)).sum()) - 1

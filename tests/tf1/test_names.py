@@ -12,11 +12,12 @@ from tower_train.fronts.tf1 import names
 TABLE = """
 from tower_train.fronts.tf1 import names, views
 for uses_keras_3 in (False, True):
-    seen = views.Names(uses_keras_3)
-    for name, row in names.table(uses_keras_3).items():
+    table = names.table(uses_keras_3)
+    find = views.finder(table)
+    for name, row in table.items():
         if "tf_slim" not in row and not row.startswith("use:") and not (uses_keras_3 and "estimator" in name):
-            found = seen.find(name)
-            assert not row or getattr(found, "modules", found), name
+            found = find(name)
+            assert not row or getattr(found, "_modules", found), name
 """
 
 
@@ -81,7 +82,7 @@ def test_a_name_that_is_not_there_ends_a_program_in_one_line(tmp_path):
     done = jobs.command("tower_train.tf1", "old.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "False\n")
     last = done.stderr.splitlines()[-1]
-    assert "tensorflow.contrib.crf.crf_decode is not there (old.py:4)" in last and "Traceback" not in done.stderr
+    assert "old.py:4: tensorflow.contrib.crf.crf_decode is not there" in last and "Traceback" not in done.stderr
 
 
 def test_python_2_is_named(tmp_path):

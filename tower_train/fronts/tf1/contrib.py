@@ -51,12 +51,6 @@ def sequence_loss(logits, targets, weights, average_across_timesteps=True, avera
     return tf.reduce_sum(losses, axes) / (tf.reduce_sum(weights, axes) + 1e-12) if axes else losses
 
 
-def OptimizeGraph(config, metagraph):  # noqa: N802
-    """Grappler's, which took the RewriterConfig alone."""
-    config.meta_optimizer_iterations = config.ONE  # a second pass over its own result fails
-    return compat.optimize_graph(v1.ConfigProto(graph_options=v1.GraphOptions(rewrite_options=config)), metagraph)
-
-
 class _Linear:
     """The product of joined arguments that cells of tf.contrib.rnn made."""
 
@@ -72,8 +66,17 @@ class _Linear:
 class HParams(types.SimpleNamespace):
     """tf.contrib.training's: named values, which a text may change."""
 
+    add_hparam = set_hparam = types.SimpleNamespace.__setattr__
+
     def values(self) -> dict:
         return dict(vars(self))
+
+    def get(self, name, default=None):
+        return getattr(self, name, default)
+
+    def override_from_dict(self, values_dict):
+        vars(self).update(values_dict)
+        return self
 
     def parse(self, text):
         """Reads "name=value,name=[1,2]"."""
@@ -110,22 +113,21 @@ class AdamWOptimizer(v1.train.AdamOptimizer):
 
 
 class DataSet:
-    """Images [n, 784] from 0 to 1 and labels, which are taken in batches."""
+    """Images [n, 784] from 0 to 1 and labels, which are taken in batches over the ends of epochs."""
 
     def __init__(self, images, labels, seed=None):
-        self.images, self.labels, self.num_examples = images, labels, len(images)
+        self.images, self.labels, self.num_examples, self.epochs_completed = images, labels, len(images), 0
         self._random = np.random if seed is None else np.random.RandomState(seed)
-        self._order, self._epochs, self.epochs_completed = np.array([], int), itertools.count(), 0
+        self._positions = self._endless_positions()
+
+    def _endless_positions(self):
+        while self.num_examples:
+            yield from self._random.permutation(self.num_examples) if self._shuffle else range(self.num_examples)
+            self.epochs_completed += 1
 
     def next_batch(self, batch_size, fake_data=False, shuffle=True):
-        """Returns the next images and labels, over the ends of epochs; fake_data is refused by read_data_sets."""
-        if not self.num_examples:
-            raise errors.ConfigError("next_batch: this part has no examples. Change read_data_sets(validation_size=N).")
-        while len(self._order) < batch_size:
-            positions = np.arange(self.num_examples)
-            more = self._random.permutation(positions) if shuffle else positions
-            self._order, self.epochs_completed = np.concatenate([self._order, more]), next(self._epochs)
-        taken, self._order = np.split(self._order, [batch_size])
+        self._shuffle = shuffle
+        taken = np.fromiter(itertools.islice(self._positions, batch_size), int)
         return self.images[taken], self.labels[taken]
 
 
@@ -146,15 +148,14 @@ def read_data_sets(
     def read(name):
         return idx.read(maybe_download(f"{name}.gz", train_dir, f"{source_url}{name}.gz"))
 
-    def read_both(prefix):
-        images, labels = read(f"{prefix}-images-idx3-ubyte"), read(f"{prefix}-labels-idx1-ubyte")
+    def data_set(prefix, rows):
+        images, labels = read(f"{prefix}-images-idx3-ubyte")[rows], read(f"{prefix}-labels-idx1-ubyte")[rows]
         images = images.reshape(len(images), -1) if reshape else images[..., np.newaxis]
         images = np.float32(images) / 255 if tf.as_dtype(dtype) == tf.float32 else images
-        return images, np.eye(10)[labels] if one_hot else labels
+        return DataSet(images, np.eye(10)[labels] if one_hot else labels, seed)
 
-    (images, labels), first = read_both("train"), validation_size
     return types.SimpleNamespace(
-        train=DataSet(images[first:], labels[first:], seed),
-        validation=DataSet(images[:first], labels[:first], seed),
-        test=DataSet(*read_both("t10k"), seed),
+        train=data_set("train", slice(validation_size, None)),
+        validation=data_set("train", slice(validation_size)),
+        test=data_set("t10k", slice(None)),
     )

@@ -2,21 +2,29 @@
 
 import functools
 import inspect
-import os
 import re
-import tempfile
 
 import keras
 import tensorflow as tf
 import tf_keras
 
-from tower_train import errors
-from tower_train.fronts import compat
+from tower_train.fronts import compat, placement
 from tower_train.fronts.keras_towers.model import TowerModel
 from tower_train.fronts.multi_gpu_model import multi_gpu_model as keras_3_model
 
 _RENAMED = {"lr": "learning_rate", "generator": "x", "nb_epoch": "epochs"}
-_WITHOUT_EFFECT = {"workers", "use_multiprocessing", "max_queue_size", "max_q_size", "pickle_safe"}
+_WITHOUT_EFFECT = {
+    "workers", "use_multiprocessing", "max_queue_size", "max_q_size", "pickle_safe", "schedule_decay",
+}  # fmt: skip
+_ORDERS = {  # of optimizers' arguments
+    "SGD": "learning_rate momentum decay nesterov",
+    "RMSprop": "learning_rate rho epsilon decay",
+    "Adagrad": "learning_rate epsilon decay",
+    "Adadelta": "learning_rate rho epsilon decay",
+    "Adam": "learning_rate beta_1 beta_2 epsilon decay amsgrad",
+    "Adamax": "learning_rate beta_1 beta_2 epsilon decay",
+    "Nadam": "learning_rate beta_1 beta_2 epsilon schedule_decay",
+}
 
 
 def multi_gpu_model(model, gpus=None, cpu_merge=True, cpu_relocation=False):
@@ -26,19 +34,16 @@ def multi_gpu_model(model, gpus=None, cpu_merge=True, cpu_relocation=False):
     """
     if isinstance(model, keras.Model):
         return keras_3_model(model, gpus, cpu_merge, cpu_relocation)
-    here = len(tf.config.list_physical_devices("GPU"))
-    towers = list(range(here or 1) if gpus is None else range(gpus) if isinstance(gpus, int) else gpus)
-    if here and max(towers, default=0) >= here:
-        raise errors.ConfigError(f"multi_gpu_model(gpus={gpus}): this machine has {here} GPUs. Ask for as many.")
+    towers = placement.place(gpus, "gpus").towers
     if len(towers) < 2:
         return model
     outputs = []
-    for position, gpu in enumerate(towers):
-        with tf.device(f"/gpu:{gpu}" if here else "/cpu:0"), tf.name_scope(f"replica_{gpu}"):
+    for position, device in enumerate(towers):
+        with tf.device(device), tf.name_scope(f"replica_{position}"):
             rows = tf_keras.layers.Lambda(_rows, arguments={"position": position, "count": len(towers)})
             parts = [rows(each) for each in model.inputs]
             outputs.append(tf.nest.flatten(model(parts if len(parts) > 1 else parts[0])))
-    with tf.device("/cpu:0" if cpu_merge or not here else f"/gpu:{towers[0]}"):
+    with tf.device("/cpu:0" if cpu_merge else towers[0]):
         named = zip(model.output_names, zip(*outputs, strict=True), strict=True)
         joined = [tf_keras.layers.concatenate(list(parts), axis=0, name=name) for name, parts in named]
     return tf_keras.Model(model.inputs, joined)
@@ -60,28 +65,25 @@ def prepare(is_named_acc: bool) -> None:
         for owner in (keras.Model, TowerModel):
             setattr(owner, name, _taking(getattr(owner, name)))
         setattr(keras.Model, generating, _taking(_method(name), _order(getattr(tf_keras.Model, generating))))
-    for name in ("SGD", "RMSprop", "Adagrad", "Adadelta", "Adam", "Adamax", "Nadam"):
+    _add_decay()
+    for name, order in _ORDERS.items():
         optimizer = getattr(keras.optimizers, name)
-        _decay(optimizer)
-        order = ["learning_rate", "momentum", "decay", "nesterov"] if name == "SGD" else ()
-        optimizer.__init__ = _taking(optimizer.__init__, order)
+        optimizer.__init__ = _taking(optimizer.__init__, order.split())
         setattr(keras.optimizers, name.lower(), optimizer)
     keras.optimizers.Optimizer.lr = keras.optimizers.Optimizer.learning_rate
     plateau = keras.callbacks.ReduceLROnPlateau
     plateau.__init__ = _taking(plateau.__init__, epsilon="min_delta")
     keras.callbacks.ModelCheckpoint = ModelCheckpoint
-    compile_ = _naming_acc(keras.Model.compile) if is_named_acc else keras.Model.compile
     # Keras loads no compiled model whose class has another `compile` than this one.
+    compile_ = _naming_acc(keras.Model.compile) if is_named_acc else keras.Model.compile
     compat.trainer.Trainer.compile = _taking(compile_, _order(tf_keras.Model.compile))
     keras.Model.metrics_names = property(lambda model: [*keras.Model.get_metrics_result(model)])
     keras.Sequential.predict_proba, keras.Sequential.predict_classes = _method("predict"), _predict_classes
     keras.Model.save_weights = compat.save_weights_as_hdf5
-    keras.Model.load_weights = _by_link(keras.Model.load_weights, 1)
-    keras.Model.save, keras.models.save_model = _by_link(keras.Model.save, 1), _by_link(keras.models.save_model, 1)
-    keras.models.load_model = _for_training(_by_link(keras.models.load_model, 0))
+    keras.models.load_model = _for_training(keras.models.load_model)
     keras.saving.get_custom_objects().update(mse=keras.losses.mean_squared_error, mae=keras.losses.mean_absolute_error)
     if is_named_acc:
-        keras.callbacks.CallbackList.on_epoch_end = _naming_both(keras.callbacks.CallbackList.on_epoch_end)
+        compat.give_callbacks(lambda logs: logs | {re.sub("acc$", "accuracy", name): logs[name] for name in logs})
 
 
 def _method(name: str):
@@ -105,26 +107,22 @@ def _taking(function, order=(), **renamed):
     return call
 
 
-def _decay(optimizer: type) -> None:
-    """Gives a class of optimizers Keras 2's `decay`, beside the learning rate, which callbacks read and set."""
-    init, update, config = optimizer.__init__, optimizer.update_step, optimizer.get_config
+def _add_decay() -> None:
+    """Gives optimizers Keras 2's `decay`, beside the learning rate, which callbacks read and set."""
+    base = keras.optimizers.Optimizer
+    init, config = base.__init__, base.get_config
 
-    @functools.wraps(init)
     def decaying(self, *args, decay=0.0, **kwargs):
         init(self, *args, **kwargs)
         self.decay = decay
 
-    def update_step(self, gradient, variable, rate):
-        share = 1 / (1 + self.decay * keras.ops.cast(self.iterations, rate.dtype)) if self.decay else 1
-        return update(self, gradient, variable, rate * share)
+    def with_decay(update, _):
+        return lambda self, gradient, variable, rate: update(
+            self, gradient, variable, rate / (1 + self.decay * keras.ops.cast(self.iterations, rate.dtype))
+        )
 
-    optimizer.__init__, optimizer.update_step = decaying, update_step
-    optimizer.get_config = lambda self: config(self) | {"decay": self.decay}
-
-
-def _predict_classes(model, *args, **kwargs):
-    shares = model.predict(*args, **kwargs)
-    return shares.argmax(-1) if shares.shape[-1] > 1 else (shares > 0.5).astype("int32")
+    base.__init__, base.get_config = decaying, lambda self: config(self) | {"decay": self.decay}
+    compat.wrap_method(base, "update_step", with_decay)
 
 
 def _naming_acc(compile_):
@@ -135,28 +133,9 @@ def _naming_acc(compile_):
     return call
 
 
-def _naming_both(on_epoch_end):
-    def call(self, epoch, logs):
-        return on_epoch_end(self, epoch, {re.sub("acc$", "accuracy", name): logs[name] for name in logs} | logs)
-
-    return call
-
-
-def _by_link(function, position: int):
-    """Lets a function save or load HDF5 under any name, its argument at a position: Keras asks for a suffix."""
-
-    @functools.wraps(function)
-    def call(*args, filepath=None, **kwargs):
-        args = [*args[:position], path := str(filepath or args[position]), *args[position + 1 :]]
-        has_suffix = path.endswith((".h5", ".hdf5", ".keras")) and not path.endswith(".weights.h5")  # Keras 3's own
-        if has_suffix or ("load" in function.__name__ and not os.path.isfile(path)):
-            return function(*args, **kwargs)
-        with tempfile.TemporaryDirectory() as folder:
-            args[position] = os.path.join(folder, "model.h5")
-            os.symlink(os.path.abspath(path), args[position])
-            return function(*args, **kwargs)
-
-    return call
+def _predict_classes(model, *args, **kwargs):
+    shares = model.predict(*args, **kwargs)
+    return shares.argmax(-1) if shares.shape[-1] > 1 else (shares > 0.5).astype("int32")
 
 
 def _for_training(load_model):

@@ -2,21 +2,21 @@
 
 import re
 
+ROOTS = {"tensorflow", "keras", "horovod"}
 # A name, and where it is: modules or "module:attribute"; of several modules a name is in the first that has it.
 # After "use:" stands what replaces a name that is not there, or all names under it. A module without a place is empty,
 # as programs import it and need nothing of it.
 _TABLE = """
 tensorflow                                       tensorflow.compat.v1
-tensorflow.__version__                           OURS.contrib:VERSION
-tensorflow.VERSION                               OURS.contrib:VERSION
-tensorflow.distribute.MirroredStrategy           OURS.contrib:Strategy
+tensorflow.__version__                           OURS:VERSION
+tensorflow.VERSION                               OURS:VERSION
+tensorflow.distribute.MirroredStrategy           OURS:Strategy
 tensorflow.estimator                             tower_train.estimator
-tensorflow.examples.tutorials.mnist              OURS.contrib
+tensorflow.examples.tutorials.mnist              OURS
 tensorflow.layers                                use: TF_USE_LEGACY_KERAS=1 in the environment
 tensorflow.python.data.experimental.ops.threadpool
 tensorflow.python.distribute.all_reduce
 tensorflow.python.framework.device.DeviceSpec    tensorflow.compat.v1:DeviceSpec
-tensorflow.python.grappler.tf_optimizer.OptimizeGraph  OURS.contrib:OptimizeGraph
 tensorflow.python.ops.rnn_cell                   tensorflow.compat.v1:nn.rnn_cell
 tensorflow.python.ops.variables.VariableV1       tensorflow.compat.v1:Variable
 tensorflow.contrib                               use: nothing, but the package tf-slim, which has its layers
@@ -24,7 +24,7 @@ tensorflow.contrib.cluster_resolver              use: TF_CONFIG, which tower_tra
 tensorflow.contrib.compiler.jit.experimental_jit_scope  tensorflow.compat.v1:xla.experimental.jit_scope
 tensorflow.contrib.cudnn_rnn                     use: tf.nn.dynamic_rnn, or keras.layers.LSTM
 tensorflow.contrib.data                          tensorflow.compat.v1:data.experimental tensorflow.compat.v1:data
-tensorflow.contrib.distribute                    OURS.contrib
+tensorflow.contrib.distribute                    OURS
 tensorflow.contrib.distributions                 use: the package tensorflow-probability
 tensorflow.contrib.eager                         use: tf.enable_eager_execution() and tf.GradientTape
 tensorflow.contrib.estimator                     tower_train.estimator:experimental tower_train.estimator
@@ -36,35 +36,36 @@ tensorflow.contrib.framework.variables           tf_slim.ops.variables
 tensorflow.contrib.gan                           use: the package tensorflow-gan
 tensorflow.contrib.graph_editor                  use: tf.recompute_grad, where it made checkpoints of gradients
 tensorflow.contrib.layers                        tf_slim.layers tf_slim
-tensorflow.contrib.learn                         OURS.contrib tower_train.estimator
-tensorflow.contrib.lookup                        OURS.contrib tensorflow.python.ops.lookup_ops
+tensorflow.contrib.learn                         OURS tower_train.estimator
+tensorflow.contrib.lookup                        OURS tensorflow.python.ops.lookup_ops
 tensorflow.contrib.losses                        tf_slim.losses
 tensorflow.contrib.metrics                       tf_slim.metrics tensorflow.compat.v1:metrics
 tensorflow.contrib.nccl                          use: tensorflow.python.ops.nccl_ops, or tf.add_n
-tensorflow.contrib.opt                           OURS.contrib
+tensorflow.contrib.opt                           OURS
 tensorflow.contrib.quantize                      use: the package tensorflow-model-optimization
 tensorflow.contrib.rnn.LSTMBlockCell             tensorflow.compat.v1:nn.rnn_cell.BasicLSTMCell
-tensorflow.contrib.rnn                           OURS.contrib tensorflow.compat.v1:nn.rnn_cell tensorflow.compat.v1:nn
-tensorflow.contrib.seq2seq                       OURS.contrib
+tensorflow.contrib.rnn                           OURS tensorflow.compat.v1:nn.rnn_cell tensorflow.compat.v1:nn
+tensorflow.contrib.seq2seq                       OURS
 tensorflow.contrib.slim                          tf_slim
 tensorflow.contrib.slim.nets                     tf_slim.nets
 tensorflow.contrib.summary                       tensorflow.python.ops.summary_ops_v2
 tensorflow.contrib.summary.create_file_writer    tensorflow.python.ops.summary_ops_v2:create_summary_file_writer
 tensorflow.contrib.tpu                           use: nothing: there is no TPU here; tf.estimator.Estimator
-tensorflow.contrib.training                      OURS.contrib tf_slim.training tensorflow.compat.v1:train
-tensorflow.contrib.training.HParams              OURS.contrib:HParams
+tensorflow.contrib.training                      OURS tf_slim.training tensorflow.compat.v1:train
+tensorflow.contrib.training.HParams              OURS:HParams
 tensorflow.contrib.util                          tensorflow.compat.v1 tensorflow.python.framework.tensor_util
 keras                                            tf_keras.api._v1.keras
 keras.__version__                                tf_keras:__version__
 keras.engine                                     tf_keras.api._v1.keras tf_keras.api._v1.keras.layers
 keras.estimator.model_to_estimator               tower_train.estimator:model_to_estimator
-keras.utils.multi_gpu_model                      OURS.keras_models:multi_gpu_model
-horovod                                          OURS.horovod
-horovod.tensorflow                               OURS.horovod
-horovod.keras                                    OURS.horovod
-horovod.keras.allreduce                          OURS.horovod:allreduce_at_once
-horovod.keras.broadcast                          OURS.horovod:broadcast_at_once
-horovod.keras.callbacks                          OURS.horovod
+keras.utils.multi_gpu_model                      tower_train.fronts.tf1.keras_models:multi_gpu_model
+horovod                                          HOROVOD
+horovod.tensorflow                               HOROVOD
+horovod.tensorflow.mpi_ops                       HOROVOD
+horovod.keras                                    HOROVOD
+horovod.keras.allreduce                          HOROVOD:allreduce_at_once
+horovod.keras.broadcast                          HOROVOD:broadcast_at_once
+horovod.keras.callbacks                          HOROVOD
 horovod.torch                                    use: torch.nn.parallel.DistributedDataParallel
 """
 _OF_KERAS_3 = """
@@ -97,7 +98,8 @@ _ONE_NAME = [  # (a regular expression of the beginning of a name, the name unde
 
 def table(uses_keras_3: bool) -> dict[str, str]:
     """Returns {name: its row}. uses_keras_3: for a program of Keras without sessions, which keeps today's Keras."""
-    rows = (_TABLE + _OF_KERAS_3 * uses_keras_3).replace("OURS", "tower_train.fronts.tf1").strip().splitlines()
+    text = (_TABLE + _OF_KERAS_3 * uses_keras_3).replace("OURS", "tower_train.fronts.tf1.contrib")
+    rows = text.replace("HOROVOD", "tower_train.fronts.horovod_keras").strip().splitlines()
     return {name: value.strip() for name, _, value in (row.partition(" ") for row in rows)}
 
 
@@ -106,18 +108,3 @@ def one_name(name: str) -> str:
     for pattern, replacement in _ONE_NAME:
         name = re.sub(rf"^{pattern}(?=\.|$)", replacement, name)
     return name
-
-
-def advice(name: str) -> str:
-    """Returns a sentence: what replaced a name that is not there, from TensorFlow's own tables or from this one."""
-    from tensorflow.tools.compatibility import tf_upgrade_v2
-
-    spec, short, rows = tf_upgrade_v2.TFAPIChangeSpec(), name.replace("tensorflow", "tf", 1), table(False)
-    new_name = spec.symbol_renames.get(short, "tf.compat.v1")
-    if not new_name.startswith("tf.compat.v1"):  # which is what programs have anyway
-        return f"Use instead: {new_name}."
-    while name:
-        if rows.get(name, "").startswith("use:"):
-            return f"Use instead: {rows[name].removeprefix('use: ')}."
-        name = name.rpartition(".")[0]
-    return "No replacement is known."

@@ -1,21 +1,34 @@
-"""The modules that a program, and it alone, gets from `import tensorflow`, `import keras` and `import horovod`."""
+"""What a program of TensorFlow 1 sees: the modules that it, and it alone, imports; and this machine."""
 
 import builtins
 import contextlib
 import functools
 import importlib
-import importlib.util
-import operator
+import itertools
 import pathlib
+import pkgutil
 import re
 import sys
 import sysconfig
 import types
+from collections.abc import Callable
 from typing import Any
 
-from tower_train import errors
+import numpy as np
+import tensorflow as tf
+
+from tower_train import console, errors
+from tower_train.cluster import program
 from tower_train.fronts import compat
 from tower_train.fronts.tf1 import names
+
+_OF_NUMPY = {  # names that it dropped
+    "int": int, "float": float, "complex": complex, "object": object, "str": str, "unicode": str, "float_": np.float64,
+    "complex_": np.complex128, "string_": np.bytes_, "unicode_": np.str_, "Inf": np.inf, "infty": np.inf, "NaN": np.nan,
+    "product": np.prod, "cumproduct": np.cumprod, "alltrue": np.all, "sometrue": np.any, "in1d": np.isin,
+    "asscalar": lambda array: array.item(),
+}  # fmt: skip
+_tell_once = functools.cache(console.notice)
 
 
 class NoSuchName(errors.ConfigError, AttributeError):
@@ -26,96 +39,84 @@ class NoSuchModule(errors.ConfigError, ImportError):
     """The same in an import."""
 
 
-class Names:
-    """The names of TensorFlow 1, Keras and Horovod as a program sees them; uses_keras_3: as names.table has it."""
+class View(types.ModuleType):
+    """A module of TensorFlow 1: looks its names up when they are used, in the modules that have them today."""
 
-    def __init__(self, uses_keras_3: bool):
-        compat.restore_names_for_slim()
-        self.table = names.table(uses_keras_3)
-        self.home_of_keras = self.table["keras"].split()[0].partition(".")[0]
-        self.find = functools.cache(self._find)
+    def __init__(self, name: str, find: Callable[[str], Any], modules: list[types.ModuleType], rows: list[str]):
+        super().__init__(name)
+        vars(self).update(__path__=[], _find=find, _modules=modules, _rows=rows)
 
-    def _find(self, name: str) -> Any:
-        """Returns what a dotted name means, an object for its attributes too; NoSuchName if nothing."""
+    def __getattr__(self, name: str) -> Any:
+        if name == "__all__":  # for `from it import *`
+            return [each for each in dir(self) if not each.startswith("_") and hasattr(self, each)]
+        if name.startswith("__") and name != "__version__":
+            raise AttributeError(name)
+        return self._find(f"{self.__name__}.{name}")
+
+    def __dir__(self):
+        return sorted({*self._rows, *(each for module in self._modules for each in dir(module))})
+
+
+def finder(table: dict[str, str]) -> Callable[[str], Any]:
+    """Returns the function of a dotted name that finds what it means by a table, of an object's attributes the object;
+    it raises NoSuchName."""
+    compat.restore_names_for_slim()
+
+    @functools.cache
+    def find(name: str) -> Any:
         if (usual := names.one_name(name)) != name:
-            return self.find(usual)
-        (parent, _, last), row = name.rpartition("."), self.table.get(name, "use:")
+            return find(usual)
+        (parent, _, last), row, found = name.rpartition("."), table.get(name, "use:"), []
+        rows = [each.removeprefix(f"{name}.").partition(".")[0] for each in table if each.startswith(f"{name}.")]
         if not row.startswith("use:"):
-            has_slim = importlib.util.find_spec("tf_slim")
-            found = [_resolved(place) for place in row.split() if has_slim or not place.startswith("tf_slim")]
-            if row and not found:
-                raise NoSuchName(f"{name} needs tf-slim{_line_of_program()}: pip install 'tower_train[tf1]'.")
+            for place in row.split():
+                with contextlib.suppress(ModuleNotFoundError):  # tf-slim
+                    found.append(pkgutil.resolve_name(place))
+        elif not isinstance(owner := find(parent), View):
+            return owner
         else:
-            owner = self.find(parent)
-            if not isinstance(owner, View):
-                return owner  # what an object has is its own
-            found = [getattr(each, last) for each in owner.modules if hasattr(each, last)]
+            found = [getattr(each, last) for each in owner._modules if hasattr(each, last)]
             with contextlib.suppress(ModuleNotFoundError):
-                found = found or [importlib.import_module(re.sub(r"^keras\b", self.home_of_keras, name))]
-            is_module = parent == "tensorflow.contrib" or any(each.startswith(f"{name}.") for each in self.table)
-            if not found and not is_module:  # modules are imported, and not always used
-                raise NoSuchName(f"{name} is not there{_line_of_program()}. {names.advice(name)}")
+                home = re.match(r"\w+", table["keras"])[0]  # type: ignore[index]
+                found = found or [importlib.import_module(re.sub(r"^keras\b", home, name))]
+        if not found and row and not rows and parent != "tensorflow.contrib":  # a module may be imported and not used
+            above = [table.get(each, "") for each in itertools.accumulate(name.split("."), "{}.{}".format)]
+            advice = next((each for each in reversed(above) if each.startswith("use:")), "use: none that is known")
+            raise NoSuchName(f"{name} is not there. Replacement:{advice.removeprefix('use:')}.")
         if found and not isinstance(found[0], types.ModuleType):
             return found[0]
         modules = [each for each in found if isinstance(each, types.ModuleType)]
         if name.startswith("tensorflow.python."):  # names have moved between these and the public ones
             modules.append(importlib.import_module("tensorflow.compat.v1"))
-        return View(name, self, modules)
+        return View(name, find, modules, rows)
 
-    def install(self) -> None:
-        """Makes imports of the program's files, and of no others, give these names from now on."""
-        original = builtins.__import__
-
-        @functools.wraps(original)
-        def importing(name, globals=None, locals=None, fromlist=(), level=0):
-            root = name.partition(".")[0]
-            if level or root not in self.table or not _is_of_program((globals or {}).get("__file__")):
-                return original(name, globals, locals, fromlist, level)
-            try:
-                module = self.find(name)
-                if not isinstance(module, View):  # a function that has its module's name: arg_scope
-                    module = self.find(name.rpartition(".")[0])
-                for each in set(fromlist or ()) - {"*"}:
-                    getattr(module, each)
-            except NoSuchName as error:
-                raise NoSuchModule(str(error)) from None
-            return module if fromlist else self.find(root)
-
-        builtins.__import__ = importing
+    return find
 
 
-install_once = functools.cache(lambda: Names(uses_keras_3=False).install())
+def install(find: Callable[[str], Any]) -> None:
+    """Makes imports of the program's files, and of no others, give the names that `find` finds from now on."""
+    original = builtins.__import__
 
+    @functools.wraps(original)
+    def importing(name, globals=None, locals=None, fromlist=(), level=0):
+        root = name.partition(".")[0]
+        if level or root not in names.ROOTS or not is_of_program((globals or {}).get("__file__")):
+            return original(name, globals, locals, fromlist, level)
+        try:
+            module = find(name)
+            if not isinstance(module, View):  # a function that has its module's name: arg_scope
+                module = find(name.rpartition(".")[0])
+            for each in set(fromlist or ()) - {"*"}:
+                getattr(module, each)
+        except NoSuchName as error:
+            raise NoSuchModule(str(error)) from None
+        return module if fromlist else find(root)
 
-class View(types.ModuleType):
-    """A module of TensorFlow 1: looks its names up when they are used, in the modules that have them today."""
-
-    def __init__(self, name: str, names_: Names, modules: list[types.ModuleType]):
-        super().__init__(name)
-        vars(self).update(__path__=[], _names=names_, modules=modules)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "__all__":  # for `from it import *`
-            rows = [re.fullmatch(rf"{self.__name__}\.(\w+).*", row) for row in self._names.table]
-            of_table = [each[1] for each in rows if each and hasattr(self, each[1])]
-            return sorted({each for each in [*of_table, *dir(self)] if not each.startswith("_")})
-        if name.startswith("__") and name != "__version__":
-            raise AttributeError(name)
-        return self._names.find(f"{self.__name__}.{name}")
-
-    def __dir__(self):
-        return sorted({each for module in self.modules for each in dir(module)})
-
-
-def _resolved(place: str) -> Any:
-    """Returns what stands at "module" or "module:attribute"."""
-    module, _, attribute = place.partition(":")
-    home = importlib.import_module(module)
-    return operator.attrgetter(attribute)(home) if attribute else home
+    builtins.__import__ = importing
 
 
 @functools.cache
-def _is_of_program(file: str | None) -> bool:
+def is_of_program(file: str | None) -> bool:
     """Returns whether a file is the program's or beside it: no installed package, Python's own or ours."""
     others = [pathlib.Path(__file__).parents[2], pathlib.Path(sysconfig.get_path("stdlib"))]
     others += [pathlib.Path(each) for each in sys.path if each and any(pathlib.Path(each).glob("*.dist-info"))]
@@ -123,9 +124,25 @@ def _is_of_program(file: str | None) -> bool:
     return here.is_file() and not any(here.is_relative_to(each.resolve()) for each in others)
 
 
-def _line_of_program() -> str:
-    """Returns " (FILE:LINE)" of the program's line that runs now, for a message."""
-    frame = sys._getframe(1)
-    while frame and not _is_of_program(frame.f_code.co_filename):
-        frame = frame.f_back
-    return f" ({frame.f_code.co_filename}:{frame.f_lineno})" if frame else ""
+def prepare_machine(num_shown_gpus: int) -> None:
+    """Prepares this process for a program; num_shown_gpus: GPUs that it is told of where there is none."""
+    compat.keep_queues_on_host()
+    compat.open_sessions_by(_configuration)
+    if num_shown_gpus:
+        compat.show_gpus(num_shown_gpus)
+    for name, value in _OF_NUMPY.items():
+        vars(np).setdefault(name, value)
+
+
+def _configuration(target: str, graph: tf.Graph, config) -> tuple:
+    """Lets a session open among Horovod's workers, and run on the CPU what is placed on GPUs where there are none."""
+    config = config or tf.compat.v1.ConfigProto()
+    if program.is_initialized():
+        from tower_train.fronts.tf_estimator.workers import merged
+
+        target, config = target or program.current().target, merged(program.current().session_config, config)
+    if not tf.config.list_physical_devices("GPU"):  # asked late: a program may set CUDA_VISIBLE_DEVICES first
+        config.allow_soft_placement = True
+        if any("GPU" in op.device.upper() for op in graph.get_operations()):
+            _tell_once("There is no GPU here: what this program places on GPUs runs on the CPU.")
+    return target, config
