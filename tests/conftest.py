@@ -35,6 +35,11 @@ def pytest_configure(config):
         forked.share_server()
 
 
+def pytest_collection_modifyitems(items):
+    """Puts tests that mostly wait for processes first: while one worker waits, the others keep the cores busy."""
+    items.sort(key=lambda item: item.path.parent.name not in ("cluster", "gpus"))
+
+
 def pytest_collection_finish():
     """Keeps the garbage collector from what stays until the end."""
     gc.collect()
