@@ -81,12 +81,11 @@ def _run(asked, program, find) -> int:
     import tensorflow as tf
 
     from tower_train.cluster import program as workers
-    from tower_train.fronts.tf1 import keras_models, views
+    from tower_train.fronts.tf1 import keras_2, views
 
-    if program.uses_keras_3:
-        keras_models.prepare(is_named_acc=bool({"acc", "val_acc"} & program.words))
-    else:
+    if not program.uses_keras_3:
         tf.compat.v1.disable_v2_behavior()
+        keras_2.prepare()
     views.prepare_machine(asked.num_gpus)
     views.install(find)
     workers.leave_by_status()  # with one line for a user's mistake, and with Horovod's workers

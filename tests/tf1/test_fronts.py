@@ -23,7 +23,7 @@ for towers in (1, 3):
     parallel.fit(x, y, batch_size=5, epochs=2, verbose=0, shuffle=False)
     print([each.tolist() for each in model.get_weights()])
 """
-KERAS_3 = """
+KERAS_2 = """
 import keras, numpy as np
 import keras.backend.tensorflow_backend as K
 from keras import losses
@@ -36,26 +36,25 @@ assert keras.callbacks.ReduceLROnPlateau(monitor="val_acc", epsilon=0.5).min_del
 x, y = np.ones([4, 1], np.float32), np.ones([4, 1], np.float32)
 class Halving(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs={}):
-        assert logs["acc"] == logs["accuracy"]
+        assert "acc" in logs
         K.set_value(self.model.optimizer.lr, K.get_value(self.model.optimizer.lr) / 2)
 
 batches = ((x, y) for _ in iter(int, 1))
-history = model.fit_generator(batches, 2, 2, workers=2, max_q_size=9, verbose=0, callbacks=callbacks + [Halving()])
+history = model.fit_generator(batches, 2, 2, workers=2, max_queue_size=9, verbose=0, callbacks=callbacks + [Halving()])
 weight = model.get_weights()[0].item()
 assert model.metrics_names == ["loss", "acc"] and model.predict_classes(x).tolist() == [[int(weight > 0.5)]] * 4
 assert len(model.evaluate_generator(batches, 2)) == 2 and model.predict_generator(batches, 2).shape == (8, 1)
-model.save("model.h5")
-model.save_weights("weights.h5")
-for load in (lambda: model.load_weights("2.hdf5"), lambda: model.load_weights("weights.h5"),
-             lambda: model.set_weights(keras.models.load_model("model.h5").get_weights())):
+model.save("model")
+for load in (lambda: model.load_weights("2.hdf5"),
+             lambda: model.set_weights(keras.models.load_model("model").get_weights())):
     model.set_weights([np.zeros([1, 1])])
     load()
     assert model.get_weights()[0].item() == weight
-again = keras.models.load_model("model.h5")
+again = keras.models.load_model("model")
 again.fit(x, y, verbose=0, callbacks=[keras.callbacks.LearningRateScheduler(lambda epoch: 0.1)])
-assert again.optimizer.decay == 0.5 and again.get_weights()[0].item() != weight
+assert K.get_value(again.optimizer.decay) == 0.5 and again.get_weights()[0].item() != weight
 assert keras.optimizers.SGD(0.1, 0.9, 1e-6, True).nesterov is True
-assert keras.optimizers.Adam(0.1, 0.9, 0.99, None, 1e-6).get_config()["decay"] == 1e-6
+assert keras.optimizers.Adam(0.1, 0.9, 0.99, None, 1e-6).get_config()["decay"] == 1e-6  # by position
 losses = []  # no longer the module
 losses.append(sorted(history.history))
 print(losses[0], weight)
@@ -103,6 +102,12 @@ joined = [tf.ones([1, 1]), 2 * tf.ones([1, 2])]
 product = core_rnn_cell._Linear(joined, 2, True, kernel_initializer=tf.ones_initializer())(joined)
 table = tf.contrib.lookup.index_table_from_tensor(mapping=["a", "b"], default_value=-1)
 positions = table.lookup(tf.constant(["b", "c"]))
+from tensorflow.core.protobuf import rewriter_config_pb2
+from tensorflow.python.grappler import tf_optimizer
+options = rewriter_config_pb2.RewriterConfig(optimizers=["constfold"], min_graph_nodes=-1)
+with tf.Graph().as_default():
+    tf.add_to_collection("train_op", tf.identity(tf.constant(1.0) + tf.constant(2.0), name="sum"))
+    assert [node.op for node in tf_optimizer.OptimizeGraph(options, tf.train.export_meta_graph()).node] == ["Const"]
 with tf.Session() as session:
     session.run(tf.tables_initializer())
     assert session.run(positions).tolist() == [1, -1]
@@ -145,13 +150,13 @@ def test_a_keras_2_model_trains_in_towers_what_it_trains_alone(tmp_path):
         np.testing.assert_allclose(weights, expected, rtol=1e-5)
 
 
-def test_keras_3_takes_the_arguments_methods_and_metrics_of_keras_2(tmp_path):
-    *_, line = run(KERAS_3, cwd=tmp_path)
+def test_a_program_of_keras_2_gets_its_arguments_methods_and_metrics(tmp_path):
+    *_, line = run(KERAS_2, cwd=tmp_path)
     weight = 0.0
     for step in range(4):
         weight -= 0.1 / (1 + step // 2) / (1 + 0.5 * step) * 2 * (weight - 1)  # halved after the first epoch
     names, _, value = line.rpartition(" ")
-    assert ast.literal_eval(names) == ["acc", "accuracy", "loss"]
+    assert ast.literal_eval(names) == ["acc", "loss"]
     assert float(value) == pytest.approx(weight, rel=1e-5)
     assert not (tmp_path / "1.hdf5").exists()
 

@@ -17,7 +17,6 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import h5py
 import keras
 import numpy as np
 import tensorflow as tf
@@ -30,12 +29,12 @@ from keras.src.legacy.saving import legacy_h5_format
 from keras.src.optimizers import base_optimizer
 from keras.src.saving import saving_lib, serialization_lib
 from keras.src.trainers import data_adapters, trainer
-from keras.src.utils import python_utils
 from tensorflow.core.framework.device_attributes_pb2 import DeviceAttributes
 from tensorflow.python.client import device_lib, session
 from tensorflow.python.eager import context, record
 from tensorflow.python.framework import auto_control_deps, ops
 from tensorflow.python.framework import random_seed as seeds_of_ops
+from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.ops import (
     array_ops,
     control_flow_ops,
@@ -505,18 +504,6 @@ def save_as(cls: type, name: str, may_save: Callable[[Any], bool]) -> None:
         setattr(cls, method, tracking(method))
 
 
-def save_weights_as_hdf5(model: keras.Model, path, overwrite: bool = True) -> None:
-    """Saves weights as Keras 2 did."""
-    with h5py.File(path, "w" if overwrite else "x") as file:
-        legacy_h5_format.save_weights_to_hdf5_group(file, model)
-
-
-def give_callbacks(more: Callable[[dict], dict]) -> None:
-    """Lets callbacks get more(logs) from now on."""
-    as_numbers = python_utils.pythonify_logs
-    python_utils.pythonify_logs = lambda logs: more(as_numbers(logs))
-
-
 def compiled(model: keras.Model) -> list:
     """Returns what `compile` gave a model, other objects for each call."""
     return [getattr(model, name, None) for name in ("optimizer", "_compile_loss", "_compile_metrics")]
@@ -631,6 +618,7 @@ def show_gpus(count: int) -> None:
     device_lib.list_local_devices = list_local_devices
 
 
+optimize_graph = tf_optimizer.OptimizeGraph  # (ConfigProto, MetaGraphDef): Grappler's GraphDef
 index_table_from_tensor = lookup_ops.index_table_from_tensor  # the table {text: its position in a tensor of texts}
 
 

@@ -1,4 +1,4 @@
-"""Horovod as its programs have it: one import, no further lines. Sessions find their workers by `machine.prepare`."""
+"""Horovod as its programs have it: one import, no further lines. fronts.tf1.views gives sessions their workers."""
 
 import math
 import os

@@ -51,6 +51,12 @@ def sequence_loss(logits, targets, weights, average_across_timesteps=True, avera
     return tf.reduce_sum(losses, axes) / (tf.reduce_sum(weights, axes) + 1e-12) if axes else losses
 
 
+def OptimizeGraph(config, metagraph):  # noqa: N802
+    """Grappler's, which took the RewriterConfig alone."""
+    config.meta_optimizer_iterations = config.ONE  # a second pass over its own result fails
+    return compat.optimize_graph(v1.ConfigProto(graph_options=v1.GraphOptions(rewrite_options=config)), metagraph)
+
+
 class _Linear:
     """The product of joined arguments that cells of tf.contrib.rnn made."""
 

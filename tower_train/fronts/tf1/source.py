@@ -7,11 +7,17 @@ import re
 from tower_train import errors
 from tower_train.fronts.tf1 import names
 
-# Names that only programs with graphs and sessions use; one of Keras that has none of them keeps today's Keras.
+# A program of Keras keeps today's eager Keras 3 if it has none of the names of graphs and sessions
 _OF_GRAPHS = {
     "Session", "InteractiveSession", "ConfigProto", "GPUOptions", "get_session", "set_session", "placeholder",
     "contrib", "MonitoredTrainingSession", "get_variable", "estimator", "get_default_graph", "flags", "horovod",
     "train", "disable_eager_execution",
+}  # fmt: skip
+_OF_KERAS_2 = {  # and none of these words, of which Keras 3 has another meaning or none
+    "fit_generator", "evaluate_generator", "predict_generator", "predict_classes", "predict_proba", "metrics_names",
+    "workers", "use_multiprocessing", "max_queue_size", "lr", "decay",
+    "epsilon", "period", "val_acc", "get_value", "set_value", "engine", "ModelCheckpoint", "save_weights",
+    "load_weights", "load_model",
 }  # fmt: skip
 _FRONTS = {  # {a word in a program: what its towers go through}
     "multi_gpu_model": "keras.utils.multi_gpu_model, by tower_train.multi_gpu_model",
@@ -41,7 +47,8 @@ class Program:
                     beside = (place.with_suffix(".py"), place / "__init__.py")
                     files += [each for each in beside if each.is_file() and each not in files]
         parts = {part for name, _ in self.uses for part in name.split(".")}
-        self.uses_keras_3 = "keras" in {name.partition(".")[0] for name, _ in self.uses} and not _OF_GRAPHS & parts
+        is_of_keras = any(name.startswith("keras") for name, _ in self.uses)
+        self.uses_keras_3 = is_of_keras and not (_OF_GRAPHS & parts or _OF_KERAS_2 & self.words)
         self.front = next((text for name, text in _FRONTS.items() if name in self.words), "none that are known here")
 
     def _read(self, file: pathlib.Path) -> set[str]:
