@@ -16,7 +16,7 @@ v1 = tf.compat.v1
 
 
 def test_a_model_fn_with_its_own_train_op_of_clipped_gradients_and_ordered_averages(tmp_path):
-    """Each tower clips its own gradients, as under MirroredStrategy; averages follow the update, once a step."""
+    """The mean of the towers' gradients is clipped, as one device's; averages follow the update, once a step."""
 
     def clipped(features, labels, mode, params):
         w = v1.get_variable("w", [3], tf.float64, v1.zeros_initializer())
@@ -32,12 +32,9 @@ def test_a_model_fn_with_its_own_train_op_of_clipped_gradients_and_ordered_avera
     estimator.train(input_fn)
     w, average = np.zeros(3), np.zeros(3)
     for step in range(6):
-        grads = []
-        for begin in (8 * step, 8 * step + 4):
-            x, y = X[begin : begin + 4], Y[begin : begin + 4]
-            grad = 2 * x.T @ (x @ w - y) / 4
-            grads.append(grad * min(1, 0.5 / np.linalg.norm(grad)))
-        w = w - 0.125 * np.mean(grads, axis=0)
+        x, y = X[8 * step :][:8], Y[8 * step :][:8]
+        grad = 2 * x.T @ (x @ w - y) / 8
+        w = w - 0.125 * grad * min(1, 0.5 / np.linalg.norm(grad))
         average = 0.5 * average + 0.5 * w
     np.testing.assert_allclose(estimator.get_variable_value("w"), w, atol=1e-12)
     np.testing.assert_allclose(estimator.get_variable_value("w/ExponentialMovingAverage"), average, atol=1e-12)
@@ -96,7 +93,7 @@ def test_what_a_model_fn_must_not_do(tmp_path):
     def own_update(features, labels, mode):
         w = v1.get_variable("w", [3], tf.float64)
         loss = tf.reduce_mean(tf.square(tf.linalg.matvec(features["x"], w) - labels))
-        return tf_estimator.EstimatorSpec(mode, loss=loss, train_op=w.assign_sub(tf.gradients(loss, [w])[0]).op)
+        return tf_estimator.EstimatorSpec(mode, loss=loss, train_op=w.assign_sub(w * loss).op)
 
     def another_each_time(features, labels, mode, params):
         v1.get_variable(f"w{len(v1.trainable_variables())}", [])
@@ -109,7 +106,7 @@ def test_what_a_model_fn_must_not_do(tmp_path):
         return model_fn(features, labels, mode, params)._replace(eval_metric_ops={"average": mean})
 
     for fn, message in (
-        (own_update, r"called apply_gradients .* \[0\] times"),
+        (own_update, "model_fn computes no gradients of variables outside"),
         (another_each_time, r"tower_1 would create the variable 'w\d'"),
         (updated_twice, "call update_state once in a model_fn"),
     ):

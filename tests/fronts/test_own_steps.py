@@ -14,7 +14,8 @@ layers, ops = keras.layers, keras.ops
 
 
 class Tagger(keras.Model):
-    """Means over tokens that are not masked, two losses of one forward pass, a normalised kernel, metrics."""
+    """Means over tokens that are not masked, two losses of one forward pass, a normalised kernel, metrics; a penalty
+    on a gradient, and clipping."""
 
     def __init__(self):
         super().__init__()
@@ -37,13 +38,15 @@ class Tagger(keras.Model):
     def train_step(self, data):
         x, labels, mask = data
         with tf.GradientTape(persistent=True) as tape:
-            of_tags, of_sizes = self.losses_of(x, labels, mask)
-            of_tags, mask = steps.join((of_tags, mask))
-            loss = ops.sum(of_tags) / ops.sum(mask)
+            with tf.GradientTape() as inner:
+                of_tags, of_sizes = self.losses_of(x, labels, mask)
+                of_tags, mask = steps.join((of_tags, mask))
+                loss = ops.sum(of_tags) / ops.sum(mask)
+            loss += 0.1 * sum(ops.sum(slope**2) for slope in inner.gradient(loss, self.tags.trainable_weights))
             scaled = self.size_optimizer.scale_loss(of_sizes)
         weights = [*self.body.trainable_weights, *self.tags.trainable_weights]
         grads, of_size = tape.gradient(loss, weights), tape.gradient(scaled, self.sizes.trainable_weights)
-        self.optimizer.apply_gradients(zip(grads, weights, strict=True))
+        self.optimizer.apply_gradients(zip(tf.clip_by_global_norm(grads, 0.2)[0], weights, strict=True))
         self.size_optimizer.apply(of_size, self.sizes.trainable_weights)
         self.mean_loss.update_state(of_sizes, sample_weight=tf.shape(x)[0])
         return {"accuracy": self.accuracy.result(), "sizes": self.mean_loss.result()}

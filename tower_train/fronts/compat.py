@@ -39,6 +39,7 @@ from tensorflow.python.ops import (
     array_ops,
     control_flow_ops,
     gen_random_ops,
+    gradients_util,
     lookup_ops,
     summary_ops_v2,
     variable_scope,
@@ -385,6 +386,41 @@ def skip_draws(count: int) -> None:
     """Numbers the default graph's next draws without a seed as if there had been so many draws before them."""
     numbers, graph = seeds_of_ops._graph_to_seed_dict, tf.compat.v1.get_default_graph()
     numbers[graph] = numbers.get(graph, 0) + count
+
+
+@contextlib.contextmanager
+def gradients_by(take: Callable[[Callable[[], list[tuple]], bool], list]) -> Iterator[None]:
+    """Lets take(function that computes gradients, each with its source; whether they may be differentiated) return the
+    gradients of tf.gradients, GradientTape.gradient and compute_gradients in this thread within this block."""
+
+    def of_tape(gradient, tape, target, sources, *args, **kwargs):
+        def compute():
+            grads = tf.nest.flatten(gradient(tape, target, sources, *args, **kwargs))
+            return list(zip(grads, tf.nest.flatten(sources), strict=True))
+
+        return tf.nest.pack_sequence_as(sources, take(compute, record.could_possibly_record()))
+
+    def of_graph(gradients, ys, xs, *args, **kwargs):
+        sources = xs if isinstance(xs, (list, tuple)) else [xs]
+        return take(lambda: list(zip(gradients(ys, xs, *args, **kwargs), sources, strict=True)), True)
+
+    def of_optimizer(compute_gradients, optimizer, loss, *args, **kwargs):
+        if callable(loss):  # by a tape
+            return compute_gradients(optimizer, loss, *args, **kwargs)
+        pairs = []
+
+        def compute():
+            pairs.extend(compute_gradients(optimizer, loss, *args, **kwargs))
+            return pairs
+
+        return list(zip(take(compute, True), [variable for _, variable in pairs], strict=True))
+
+    with (
+        replaced_here(tf.GradientTape, "gradient", of_tape),
+        replaced_here(gradients_util, "_GradientsHelper", of_graph),
+        replaced_here(tf.compat.v1.train.Optimizer, "compute_gradients", of_optimizer),  # which asks for handles
+    ):
+        yield
 
 
 @contextlib.contextmanager

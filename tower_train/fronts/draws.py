@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import tensorflow as tf
 
@@ -11,6 +11,8 @@ from tower_train.fronts import compat
 from tower_train.fronts.parts import Cut, Size
 from tower_train.graph import context, xla
 
+Drawn = tuple[tf.Tensor, Callable]  # a tower's rows of a draw for more, and what gives those of a draw as always
+
 _OF_NO_ROWS = ("beta", "binomial", "categorical", "gamma", "shuffle")  # of keras.random
 
 
@@ -18,7 +20,7 @@ _OF_NO_ROWS = ("beta", "binomial", "categorical", "gamma", "shuffle")  # of kera
 def drawn_for_more(
     rows: Callable[[Size], tuple[Size, tf.Tensor] | None], program: str, op_seeds: Iterator[int],
     is_off: Callable[[], bool],
-) -> Iterator[list[tuple[tf.Tensor, Callable]]]:  # fmt: skip
+) -> Iterator[list[Drawn]]:  # fmt: skip
     """Makes keras.random and tf.random draw for more rows within this block, from the same seeds, and keeps some rows.
 
     Args:
@@ -29,7 +31,7 @@ def drawn_for_more(
       is_off: tells whether draws are as always just now, as of initial values.
 
     Yields:
-      A list that gets of each draw that is cut (kept rows, function that draws as always, from the same seeds).
+      A list that gets those of each draw.
     """
     cut = []
 
@@ -58,13 +60,26 @@ def drawn_for_more(
         chosen = rows(sizes[0] if tf.is_tensor(sizes[0]) else int(sizes[0])) if sizes else None
         if chosen is None:
             return function(**given)
-        kept = tf.gather(function(**given | {"shape": (chosen[0], *sizes[1:])}), chosen[1])
+        more = function(**given | {"shape": (chosen[0], *sizes[1:])})
+        kept = tf.gather(more, chosen[1])
         context.current().batch_axes[kept.name] = 0  # so that what is made of them is normalised over all towers too
-        cut.append((kept, functools.partial(function, **given)))
+        # A draw with a state of its own would come to other numbers in the next step; others begin with the same.
+        has_state = "seed2" in given
+        cut.append((kept, functools.partial(function, **given) if has_state else lambda: more[: tf.shape(kept)[0]]))
         return kept
 
     with compat.unseeded_marked(), compat.drawn_by(draw):
         yield cut
+
+
+def draw_whole(needed: Collection[tf.Operation], drawn: Sequence[Drawn]) -> None:
+    """Gives operations what is drawn as always, where it was cut because its size could have been one of examples."""
+    for kept, draw in drawn:
+        if kept.op in needed:
+            whole = draw()
+            for consumer in kept.consumers():
+                for i in [i for i, tensor in enumerate(consumer.inputs) if tensor is kept and consumer in needed]:
+                    compat.set_input(consumer, i, whole)
 
 
 def _dropped(rows: Callable, dropout: Callable, given: dict) -> tf.Tensor:

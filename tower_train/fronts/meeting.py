@@ -4,6 +4,9 @@ concerns all of them.
 Each tower has a thread, of which one runs at a time. It runs until it meets; once all towers do so, the first one goes
 on with the meeting and with its program, then the others. So ops are made in the order of the program, and what a
 meeting makes stands in the first tower's place: its names, control dependencies and variables are the program's.
+
+Gradients of variables, wherever a program computes them, are the means over all towers. What it does with them before
+it applies them, such as clipping, is thus what one device does.
 """
 
 import contextlib
@@ -14,14 +17,18 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tower_train import errors
 from tower_train.fronts import compat, placement
-from tower_train.graph import context
+from tower_train.fronts.draws import Drawn, draw_whole
+from tower_train.graph import context, gradients
+from tower_train.graph.gradients import Gradient, GradientsAndVariables
 
 v1 = tf.compat.v1
 _current: contextvars.ContextVar["Tower | None"] = contextvars.ContextVar("tower", default=None)
+_is_backward: contextvars.ContextVar[bool] = contextvars.ContextVar("is_backward", default=False)
 
 Average = Callable[[list[list[tf.Tensor]]], list[tf.Tensor]]  # over towers, tensors -> their means over all towers
 
@@ -40,6 +47,8 @@ class Tower:
     count: int  # of all workers
     device: str
     means: int = 0  # that it has met for
+    batch: frozenset[tf.Operation] = frozenset()  # that bring its part of the batch
+    draws: Sequence[Drawn] = ()  # those cut by example so far
 
 
 def current() -> Tower | None:
@@ -53,6 +62,7 @@ class Towers:
     Args:
       devices: over towers, a device string.
       average: see Average; None: the plain mean.
+      average_gradients: over towers, gradients and variables -> their means over all towers.
       first, count: the first one's index among the towers of all workers, and their number.
       inside: tower -> context manager in which its program runs, in its thread.
       turn: tower -> context manager around each of its turns, for what is global in a process or a graph.
@@ -62,6 +72,7 @@ class Towers:
         self, devices: Sequence[str], average: Average | None = None, first: int = 0, count: int | None = None,
         inside: Callable[[Tower], contextlib.AbstractContextManager] = contextlib.nullcontext,
         turn: Callable[[Tower], contextlib.AbstractContextManager] = contextlib.nullcontext,
+        average_gradients: Callable[[list[GradientsAndVariables]], GradientsAndVariables] = gradients.average_gradients,
     ):  # fmt: skip
         self._towers = [Tower(self, i, first + i, count or len(devices), name) for i, name in enumerate(devices)]
         self.average, self._inside, self._turn = average or _plain_mean, inside, turn
@@ -70,6 +81,8 @@ class Towers:
         self.gradients_of_means: Callable[[list[list[tf.Tensor]]], list[list[tf.Tensor]]] | None = None
         # tower -> its weight in means, if losses are sums over examples and weights differ; else None
         self.weight_beside_sum: Callable[[Tower], tf.Tensor | None] = lambda tower: None
+        self._average_gradients, self.have_averaged = average_gradients, False
+        self._means: dict[Any, list[Gradient]] = {}  # {reference of a mean of gradients: over towers, the gradients}
         self._threads: list[_Thread] = []
 
     def run(self, function: Callable[[Tower], Any]) -> list:
@@ -80,8 +93,8 @@ class Towers:
         self._graph, self._flow = v1.get_default_graph(), compat.control_flow()
         if len(self._towers) == 1:  # in the program's own thread
             [tower] = self._towers
-            with compat.holding(_current, tower), tf.device(tower.device), self._turn(tower), self._inside(tower):
-                return [function(tower)]
+            with self._turn(tower):
+                return [self._program(tower, function, contextlib.nullcontext)()]
         inherit = compat.thread_state()
         self._threads = [_Thread(self._program(tower, function, inherit)) for tower in self._towers]
         try:
@@ -100,7 +113,13 @@ class Towers:
 
     def _program(self, tower: Tower, function: Callable, inherit: Callable) -> Callable[[], Any]:
         def program():
-            with inherit(), compat.holding(_current, tower), tf.device(tower.device), self._inside(tower):
+            with (
+                inherit(),
+                compat.holding(_current, tower),
+                tf.device(tower.device),
+                self._inside(tower),
+                compat.gradients_by(_gradients),
+            ):
                 return function(tower)
 
         return program
@@ -121,6 +140,68 @@ class Towers:
             with _merging():
                 self._merged = merge([each.mine for each in self._threads])
         return self._merged
+
+    def mean_gradients(self, tower: Tower, pairs: GradientsAndVariables, is_differentiable: bool) -> list[Gradient]:
+        """Returns a tower's means of gradients over all towers; None for variables without a gradient in any."""
+        tower.means += 1
+        names = ", ".join(gradients.variable_name(variable) for _, variable in pairs[:2])
+        what = f"the gradients {tower.means} of {names}{', ...' if len(pairs) > 2 else ''}"
+
+        def merge(per_tower):
+            self.have_averaged = True
+            there = [i for i, grads in enumerate(zip(*per_tower, strict=True)) if any(g is not None for g, _ in grads)]
+            asked = gradients.without_unused([[each[i] for i in there] for each in per_tower])
+            means = [grad for grad, _ in self._average_gradients(asked)] if there else []
+            return dict(zip(there, zip(means, zip(*asked, strict=True), strict=True), strict=True))
+
+        found = self.meet(tower, pairs, merge, what)
+        means: list[Gradient] = [None] * len(pairs)
+        for i, (mean, mine) in found.items():
+            if is_differentiable:
+                mean = _differentiable(pairs[i][0], mean, f"{what}: {i}")
+            for tensor in (mean.values, mean.indices) if isinstance(mean, tf.IndexedSlices) else [mean]:
+                self._means[tensor.ref()] = [grad for grad, _ in mine]
+            means[i] = mean
+        return means
+
+    def updates(self, per_tower: Sequence[GradientsAndVariables]) -> GradientsAndVariables:
+        """Returns the gradients by which all towers update, from those of each. One that is computed from means, as
+        clipped ones are, and otherwise not from the batch, is the first tower's."""
+        self.have_averaged, per_tower = True, gradients.without_unused(list(per_tower))
+        if self._towers[0].count == 1:
+            return per_tower[0]
+        apart = [i for i, (grad, _) in enumerate(per_tower[0]) if not self._is_of_means(_tensor(grad))]
+        averaged = self._average_gradients([[pairs[i] for i in apart] for pairs in per_tower]) if apart else []
+        means = dict(zip(apart, averaged, strict=True))
+        return [means.get(i, pair) for i, pair in enumerate(per_tower[0])]
+
+    def before_means(self, per_tower: Sequence[GradientsAndVariables]) -> list[GradientsAndVariables]:
+        """Returns over towers the gradients of which those of each are the means; others as they are."""
+        return [
+            [
+                (self._means[key][i] if (key := _tensor(grad).ref()) in self._means else grad, v)
+                for grad, v in pairs
+                if grad is not None
+            ]
+            for i, pairs in enumerate(per_tower)
+        ]
+
+    def _is_of_means(self, grad: tf.Tensor) -> bool:
+        """Returns whether the first tower computes a tensor from means of gradients, and otherwise from nothing of the
+        batch."""
+        tower, seen, left, is_of_means = self._towers[0], set(), [grad], False
+        while left:
+            tensor = left.pop()
+            if tensor.ref() in self._means:
+                is_of_means = True
+            elif tensor.op in tower.batch:
+                return False
+            elif tensor.op not in seen:
+                seen.add(tensor.op)
+                left += tensor.op.inputs
+        if is_of_means:
+            draw_whole(seen, tower.draws)  # noise, which is of no examples
+        return is_of_means
 
     def are_here(self) -> bool:
         """As `can_meet`."""
@@ -242,9 +323,51 @@ def gradients_of_means(grads: Sequence[tf.Tensor], what: str) -> list[tf.Tensor]
     return list(map(tf.multiply, means, weights))
 
 
+def _gradients(compute: Callable[[], list[tuple]], is_recorded: bool) -> list[Gradient]:
+    """Computes gradients in a tower; those of variables are the means over all towers, of which a program may compute
+    what it likes, such as their norm. Within a branch, a loop or a function they are the tower's own."""
+    tower = current()
+    if tower is None or tower.count == 1 or _is_backward.get() or not can_meet():
+        return [grad for grad, _ in compute()]
+    with compat.holding(_is_backward, True):  # gradients that a gradient is computed by are parts of it
+        pairs = compute()
+    asked = [i for i, (_, source) in enumerate(pairs) if isinstance(source, (tf.Variable, keras.Variable))]
+    grads = [grad for grad, _ in pairs]
+    means = tower.towers.mean_gradients(tower, [pairs[i] for i in asked], is_recorded) if asked else []
+    for i, mean in zip(asked, means, strict=True):
+        grads[i] = mean
+    return grads
+
+
+def _differentiable(mine: Gradient, mean: Gradient, what: str) -> Gradient:
+    """Returns a mean of gradients, with its gradient."""
+    is_sparse = isinstance(mean, tf.IndexedSlices)
+
+    @tf.custom_gradient
+    def with_gradient(_, tensor):
+        def gradient(grad):
+            if is_sparse:
+                raise errors.GraphError(
+                    f"{what}: the gradient of a gradient that is rows of a table is not averaged over towers. Compute "
+                    "such a penalty without the table, or train in one tower."
+                )
+            return gradients_of_means([grad], what)[0], None
+
+        return tf.identity(tensor), gradient
+
+    with tf.device(_tensor(mean).device):  # where its variable is
+        linked = with_gradient(_tensor(mine), _tensor(mean))
+    return tf.IndexedSlices(linked, mean.indices, mean.dense_shape) if is_sparse else linked
+
+
+def _tensor(grad: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
+    return grad.values if isinstance(grad, tf.IndexedSlices) else grad
+
+
 def normalizing(tower: Tower, inputs: Sequence[tf.Tensor], batch_norm: str) -> contextlib.AbstractContextManager:
     """Lets a tower's batches, computed from these inputs, be normalised over all towers, or by "tower"."""
     towers_mean = functools.partial(mean, what="batch normalisation")
+    tower.batch = frozenset(each.op for each in inputs)
     entered = context.Context(towers=tower.count, by_tower=batch_norm == "tower", mean=towers_mean)
     return entered.enter_tower(inputs=inputs)
 

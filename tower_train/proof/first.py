@@ -79,6 +79,6 @@ def line_of_model(verdict: Verdict, count: int, about: str, begins: object | Non
     where = f"It begins at {begins}. That is" if begins else "A layer or a loss is"
     raise _DifferError(
         f"{count} towers differ from 1 on this network: {verdict.differs} ({about}). {where} computed over the "
-        "examples of a batch, of which a tower has a part only, or with random numbers by tower, or gradients are "
-        "clipped before they are averaged."
+        "examples of a batch, of which a tower has a part only, or with random numbers by tower, or gradients "
+        "are computed and clipped within a loop or a tf.function."
     )

@@ -157,7 +157,7 @@ def _updating(method: Callable, _) -> Callable:
         if updates is not None:
             updates.append((optimizer, pairs))
             return update(pairs)
-        merge = lambda asked: update(step.whole.mean_gradients(asked, step.model) or asked[0])  # noqa: E731
+        merge = lambda asked: update(step.towers.updates(asked) or asked[0])  # noqa: E731
         return step.meet(pairs, merge, f"{method.__name__} of {type(optimizer).__name__}")
 
     return in_all_towers

@@ -50,9 +50,10 @@ class Step:
         normalizing = [each for each in compat.sublayers(self.model) if isinstance(each, known)]
         self._known = {id(variable) for layer in normalizing for variable in layer.variables}
         average = lambda per_tower: self.whole.means(list(zip(*per_tower, strict=True)))  # noqa: E731
-        self._towers = meeting.Towers(
-            devices, average, len(devices) * exchange.rank, self.whole.count, self._inside, self._turn
-        )
+        self.towers = meeting.Towers(
+            devices, average, len(devices) * exchange.rank, self.whole.count, self._inside, self._turn,
+            functools.partial(self.whole.mean_gradients, self.model),
+        )  # fmt: skip
 
     def run(self, program: Program) -> list:
         """Runs a program in all towers; returns over towers what it returned."""
@@ -66,7 +67,7 @@ class Step:
             for layer in compat.sublayers(self.model):
                 if getattr(layer, "synchronized", False):  # over all towers as others are, and by no strategy
                     stack.enter_context(compat.replaced(layer, "synchronized", False))
-            returned = self._towers.run(to_the_end)
+            returned = self.towers.run(to_the_end)
         if self._parallel.is_compiled:
             xla.leave_out_other_devices(tf.compat.v1.get_default_graph())
         return returned
@@ -82,7 +83,7 @@ class Step:
         with (
             tf.name_scope(f"tower_{tower.index}/"),
             self._scopes[tower.place],
-            drawn,
+            drawn as tower.draws,
             meeting.normalizing(tower, [leaf for leaf in leaves if leaf.shape.rank], self._parallel.batch_norm_over),
             layers.summed(self._parallel.summed.keys, part.share),
             xla.compiled(self._parallel.is_compiled, tower.device, "tower"),
@@ -134,7 +135,7 @@ class Step:
     def weighted(self, loss: tf.Tensor) -> tf.Tensor:
         """Returns a tower's loss by the share of its examples. From then on gradients are of such losses: they are
         added, and those of joined rows stay as small in float16 as one device's."""
-        self.whole.weights, self._towers.gradients_of_means = [1.0] * len(self._parts), self.whole.gradients_of_means
+        self.whole.weights, self.towers.gradients_of_means = [1.0] * len(self._parts), self.whole.gradients_of_means
         return loss * tf.cast(self._parts[meeting.current().place].share, loss.dtype)
 
     def once(self, function: Callable[[], Any]):

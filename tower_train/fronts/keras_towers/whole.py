@@ -85,12 +85,8 @@ class Whole:
         sums = self._exchange.sum([tf.add_n(grads) for grads in zip(*per_tower, strict=True)])
         return [[total * tf.cast(part.share, total.dtype) for total in sums] for part in self.parts]
 
-    def mean_gradients(self, per_tower: Sequence[GradientsAndVariables], model: keras.Model) -> GradientsAndVariables:
-        """Returns the gradients of the whole batch's loss, with the slices that one device would have; of variables
-        that have one."""
-        per_tower = gradients.without_unused(per_tower)  # names variables without gradients
-        if self.count == 1:
-            return per_tower[0]
+    def mean_gradients(self, model: keras.Model, per_tower: Sequence[GradientsAndVariables]) -> GradientsAndVariables:
+        """Returns the gradients of the whole batch's loss, with the slices that one device would have."""
         variables, local = [variable for _, variable in per_tower[0]], []
         for variable, pairs in zip(variables, zip(*per_tower, strict=True), strict=True):
             with tf.device(placement.of(variable)):

@@ -23,9 +23,9 @@ class Estimator(library.estimator.Estimator):
 
     To train, model_fn is called once a tower, on the next batch of input_fn's data set. Variables that it makes with
     get_variable, tf.Variable or Keras layers are made once, and are assigned to once: what Keras layers assign is the
-    mean over towers, other assignments are the first tower's. Where it calls an optimizer's apply_gradients, towers
-    meet: the mean of their gradients, weighted by their examples, is applied there and then, by the op that the call
-    returns.
+    mean over towers, other assignments are the first tower's. Where it computes gradients of variables, by an
+    optimizer, tf.gradients or a tape, it gets the mean of all towers', weighted by their examples, and may clip it or
+    add noise. An optimizer's apply_gradients applies it there and then, once, by the op that the call returns.
 
     Under a TF_CONFIG of several workers each calls `train`, trains on its own input_fn's batches, and ends after the
     same step: the last for which all have batches, or after which a hook asked for the end. Only the chief reads and

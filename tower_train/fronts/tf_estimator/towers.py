@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tower_train import errors, normalization
 from tower_train.fronts import compat, meeting, parts, placement
-from tower_train.fronts.draws import drawn_for_more, rows_of_draw
+from tower_train.fronts.draws import draw_whole, drawn_for_more, rows_of_draw
 from tower_train.fronts.meeting import Tower
 from tower_train.fronts.tf_estimator.library import api
 from tower_train.fronts.tf_estimator.training import CURRENT, Training
@@ -71,7 +71,9 @@ class ModelTowers:
         self._random = [state for _ in devices]
         self._balance = placement.Balance(devices)
         first, count = training.worker * len(devices), len(devices) * training.all_reduce.num_workers
-        self._towers = meeting.Towers(devices, training.mean, first, count, self._inside, self._turn)
+        self._towers = meeting.Towers(
+            devices, training.mean, first, count, self._inside, self._turn, training.mean_gradients
+        )
         self._sizes = self._sizes_of_all(first, count) if count > 1 else []
         self._towers.weight_beside_sum = training.weight_beside_sum
 
@@ -99,10 +101,10 @@ class ModelTowers:
         self._balance.tell_cost(self._training, "model_fn", on_host)
         losses = [tf.reshape(each.loss, []) for each in specs]
         if num_towers > 1:
-            if self._training.num_updates == 0:
+            if not self._towers.have_averaged:
                 raise errors.GraphError(
-                    "model_fn called apply_gradients of a tf.compat.v1.train optimizer [0] times in its towers. Call "
-                    "it at least once: that is where gradients are averaged."
+                    "model_fn computes no gradients of variables outside of branches and loops: nothing is averaged "
+                    "over its towers. Compute them by an optimizer, tf.gradients or a tf.GradientTape."
                 )
             spec = spec._replace(loss=self._training.loss(losses))
             for summary in v1.get_collection(v1.GraphKeys.SUMMARIES):
@@ -149,10 +151,10 @@ class ModelTowers:
             compat.holding(_assigned, mine),
             compat.fresh_layer_names(),  # so that a checkpoint fits each graph of a model
             compat.intercepted_assignments(assign_later),
-            self._drawn_by_example(tower) as draws,
+            self._drawn_by_example(tower) as tower.draws,
             meeting.normalizing(tower, inputs, self._training.batch_norm),
             v1.name_scope(f"tower_{tower.place}/") if tower.place else contextlib.nullcontext(),
-            tf.variable_creator_scope(self._creator(tower, draws)),
+            tf.variable_creator_scope(self._creator(tower)),
             # The dtype of a comparison in float64, else the scope's own.
             v1.variable_scope(scope, reuse=reuse, custom_getter=shared, dtype=compat.floatx_here()),
             xla.compiled(self._training.is_compiled, tower.device, "tower"),
@@ -185,12 +187,9 @@ class ModelTowers:
         rows, program = functools.partial(rows_of_draw, cuts, lengths), "model_fn" if cuts else ""
         return drawn_for_more(rows, program, itertools.count(), lambda: bool(self._creating) or not meeting.current())
 
-    def _creator(self, tower: Tower, draws: list[tuple[tf.Tensor, Callable]]) -> Callable:
+    def _creator(self, tower: Tower) -> Callable:
         """Returns the creator of a tower's variables. Those of get_variable are known by their names; those of
-        tf.Variable and of Keras layers, created anew at each call, by their names and order.
-
-        draws: those cut by example so far, which initial values must not be.
-        """
+        tf.Variable and of Keras layers, created anew at each call, by their names and order."""
         got: dict[str, int] = {}  # how many of a name this tower has
         scopes = compat.device_scopes()
 
@@ -206,7 +205,8 @@ class ModelTowers:
                     "model_fn must create the same variables each time it is called."
                 )
             if tf.is_tensor(value := kwargs.get("initial_value")):
-                kwargs["initial_value"] = _drawn_whole(value, draws)
+                kwargs["initial_value"] = value = tf.identity(value)  # what draws it may be of another number of rows
+                draw_whole(random_state.ancestors([value.op]), tower.draws)
             self._creating.append(name)
             is_placed = meeting.current() and compat.device_scopes() > scopes  # by the program; slots by their variable
             is_weight = not tf.executing_eagerly() and tf.as_dtype(kwargs["dtype"] or tf.float32).is_floating
@@ -254,17 +254,3 @@ class ModelTowers:
 def _by_the_first(variable: tf.Variable, method: Callable, *args, **kwargs):
     tower = meeting.current()
     return method(*args, **kwargs) if tower is None or tower.place == 0 else tf.identity(variable)
-
-
-def _drawn_whole(value: tf.Tensor, draws: list[tuple[tf.Tensor, Callable]]) -> tf.Tensor:
-    """Returns an initial value, for which tf.random draws as always what was cut as if a size that the batch divides
-    were examples."""
-    needed = random_state.ancestors([value.op])
-    for kept, draw in draws:
-        if kept.op in needed:
-            whole = draw()
-            for consumer in kept.consumers():
-                for i in [i for i, tensor in enumerate(consumer.inputs) if tensor is kept]:
-                    compat.set_input(consumer, i, whole)
-            value = whole if value is kept else value
-    return value

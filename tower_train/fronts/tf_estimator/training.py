@@ -43,7 +43,6 @@ class Training:
     before_update: Callable[[], list[tf.Operation]] = staticmethod(list)  # makes ops for which an update waits
     # over this worker's towers, float64 scalars: their examples by the mean over all towers; None if all have as many
     weights: Sequence[tf.Tensor] | None = None
-    num_updates = 0  # that towers have met for
 
     def __init__(
         self, placed: Devices, cluster: Cluster | None = None, batch_norm: str = "global", is_compiled: bool = False
@@ -88,16 +87,16 @@ class Training:
         """
 
         def merge(asked: list[tuple]) -> tuple:
-            self.num_updates += 1
             per_tower = [pairs for _, pairs in asked]
             grads = [grad for pairs in per_tower for grad, _ in pairs if grad is not None]
             with tf.control_dependencies([grad.op for grad in grads]):  # by then layers have read their variables
                 before = self.before_update()
-            means = self._mean_gradients(per_tower) if self.num_towers > 1 else per_tower[0]
+            means = towers.updates(per_tower) if self.num_towers > 1 else per_tower[0]
             with tf.control_dependencies(before):
-                return asked[0][0], apply(means if looks_itself else self._finite(per_tower, means))
+                means = means if looks_itself else self._finite(towers.before_means(per_tower), means)
+                return asked[0][0], apply(means)
 
-        what = f"{type(optimizer).__name__}.apply_gradients"
+        what, towers = f"{type(optimizer).__name__}.apply_gradients", meeting.current().towers
         first, op = meeting.meet((optimizer, list(grads_and_vars)), merge, what)
         if optimizer is not first:  # its slots, and what else the update made, are there for a program that asks
             vars(optimizer).update(vars(first))
@@ -120,10 +119,14 @@ class Training:
                 "at the examples."
             ) from None
 
-    def _mean_gradients(self, per_tower: Sequence[GradientsAndVariables]) -> GradientsAndVariables:
-        means, per_tower = [], gradients.without_unused(per_tower)
-        for weight, pairs in zip(() if self.is_summed() else self.weights or (), per_tower, strict=False):
-            pairs[:] = [(tf.math.scalar_mul(tf.cast(weight, grad.dtype), grad), variable) for grad, variable in pairs]
+    def mean_gradients(self, per_tower: list[GradientsAndVariables]) -> GradientsAndVariables:
+        """Returns the means over the towers of all workers of these towers' gradients."""
+        means: GradientsAndVariables = []
+        if self.weights and not self.is_summed():
+            per_tower = [
+                [(tf.math.scalar_mul(tf.cast(weight, grad.dtype), grad), variable) for grad, variable in pairs]
+                for weight, pairs in zip(self.weights, per_tower, strict=True)
+            ]
         for pairs in zip(*per_tower, strict=True):
             with tf.device(placement.of(pairs[0][1])):
                 means += gradients.average_gradients([[pair] for pair in pairs])
