@@ -85,6 +85,6 @@ def test_what_a_checkpoint_lacks_begins_with_it_and_nothing_is_computed_to_resum
     np.testing.assert_array_equal(after["hidden/weights"], before["hidden/weights"])
     [found] = tower_train.evaluate_run(EvaluateOptions(train_dir=options["train_dir"]), workload)
     assert found.step == 7
-    saved_model.export(ExportOptions(train_dir=options["train_dir"]), tmp_path / "model", workload)
+    saved_model.export_run(ExportOptions(train_dir=options["train_dir"], export_dir=str(tmp_path / "model")), workload)
     assert len(calls) == 1
     assert b"PyFunc" not in (tmp_path / "model" / "saved_model.pb").read_bytes()

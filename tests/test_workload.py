@@ -98,7 +98,7 @@ def test_nothing_in_a_run_is_executed(path, modules, links, current, train_dir, 
         lambda: list(evaluate_run(EvaluateOptions(train_dir=train_dir))),
         lambda: list(evaluate_run(EvaluateOptions(train_dir=train_dir, workload=path))),
         lambda: serving.open_run(ExportOptions(train_dir=train_dir)),
-        lambda: saved_model.export(ExportOptions(train_dir=train_dir), tmp_path / "export"),
+        lambda: saved_model.export_run(ExportOptions(train_dir=train_dir)),
         lambda: __main__.main(["tower_train", f"--train_dir={train_dir}", f"--workload={path}"]),
     ]
     for use in uses:

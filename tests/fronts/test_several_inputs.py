@@ -72,7 +72,7 @@ def run(tmp_path_factory):
 def test_what_is_evaluated_and_exported_is_what_keras_loads_in_a_fresh_process(run):
     [evaluation] = tower_train.evaluate_run(EvaluateOptions(train_dir=str(run / "run")), WORKLOAD)
     options = ExportOptions(train_dir=str(run / "run"))
-    path, _ = saved_model.export(options, run / "export", WORKLOAD)
+    path, _ = saved_model.export_run(options, WORKLOAD)
     signature = tf.saved_model.load(str(path)).signatures["serving_default"]
     features, labels = arrays("test")
     logits = signature(**{name: tf.constant(values) for name, values in features.items()})["logits"].numpy()

@@ -99,7 +99,7 @@ def test_features_and_outputs_of_several_tensors_keep_their_names(tmp_path):
     workload = Workload("several", lambda request: Examples.from_arrays(request.split, features, X[:8, 0]), network,
                         loss=lambda outputs, labels: tf.reduce_mean(outputs["sum"]) * 0)  # fmt: skip
     jobs.train_toy(tmp_path / "run", workload=workload, max_steps=1)
-    folder, _ = saved_model.export(ExportOptions(train_dir=str(tmp_path / "run")), tmp_path / "model", workload)
+    folder, _ = saved_model.export_run(ExportOptions(train_dir=str(tmp_path / "run")), workload)
     served = tf.saved_model.load(str(folder)).signatures["serving_default"]
     found = served(a=tf.constant([5], tf.int64), b=tf.constant([[1.0, 2.0]]))
     assert {name: float(value[0]) for name, value in found.items()} == {"sum": 8.0, "twice": 16.0}

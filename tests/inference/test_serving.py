@@ -41,7 +41,7 @@ def run(data, tmp_path_factory):
 def exported(run):
     folder = run / "export"
     names = ["serving_default", "predict", "files"]
-    assert saved_model.export(ExportOptions(train_dir=str(run)), folder) == (folder, names)
+    assert saved_model.export_run(ExportOptions(train_dir=str(run), export_dir=str(folder))) == (folder, names)
     return tf.saved_model.load(str(folder)).signatures
 
 
@@ -124,7 +124,8 @@ def test_each_tower_of_an_evaluation_is_compiled(run):
 
 
 def test_a_single_view_is_exported_where_asked_for(run, exported, exported_with_views, paths, tmp_path):
-    saved_model.export(ExportOptions(train_dir=str(run), single_view=True), tmp_path / "model", with_views(run))
+    options = ExportOptions(train_dir=str(run), single_view=True, export_dir=str(tmp_path / "model"))
+    saved_model.export_run(options, with_views(run))
     single = tf.saved_model.load(str(tmp_path / "model")).signatures
     plain, mean, single = (each["serving_default"](features=tf.constant(pixels(paths)))["logits"].numpy()
                            for each in (exported, exported_with_views, single))  # fmt: skip
@@ -187,22 +188,23 @@ def test_an_export_takes_its_place_whole_or_not_at_all(toy_run, tmp_path, monkey
     def full(builder):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def fail(options, folder):
+    def fail(options):
         with monkeypatch.context() as patch, pytest.raises(tower_train.UserError, match="cannot be written .No space"):
             patch.setattr(v1.saved_model.Builder, "save", full)
-            saved_model.export(options, folder)
+            saved_model.export_run(options)
 
-    options, below = ExportOptions(train_dir=str(toy_run)), tmp_path / "made" / "too"
-    fail(options, below / "model")
+    below = tmp_path / "made" / "too"
+    options = ExportOptions(train_dir=str(toy_run), export_dir=str(below / "model"))
+    fail(options)
     assert list(tmp_path.iterdir()) == []
-    saved_model.export(options, below / "model")
+    saved_model.export_run(options)
     averaged, raw = (jobs.toy_logits(jobs.variables(toy_run), np.ones([1, 4], np.float32), suffix)
                      for suffix in ("/ExponentialMovingAverage", ""))  # fmt: skip
     np.testing.assert_allclose(logits_of(below / "model"), averaged, rtol=1e-5)
     options = dataclasses.replace(options, overwrite=True, raw=True)
-    fail(options, below / "model")
+    fail(options)
     np.testing.assert_allclose(logits_of(below / "model"), averaged, rtol=1e-5)
-    assert saved_model.export(options, below / "model")[0] == below / "model"
+    assert saved_model.export_run(options)[0] == below / "model"
     np.testing.assert_allclose(logits_of(below / "model"), raw, rtol=1e-5)
     assert not np.allclose(averaged, raw) and os.listdir(below) == ["model"]
 

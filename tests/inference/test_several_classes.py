@@ -54,6 +54,6 @@ def test_metrics_and_probabilities_are_by_name(activation, tmp_path):
     right = ((logits > 0) & (labels == 1)).sum(axis=0)
     f1 = 2 * right / ((logits > 0).sum(axis=0) + labels.sum(axis=0))
     assert [result.history[f"val_f1 {name}"][-1] for name in NAMES] == pytest.approx(f1.tolist())
-    folder, _ = saved_model.export(ExportOptions(train_dir=str(tmp_path)), tmp_path / "export", made)
+    folder, _ = saved_model.export_run(ExportOptions(train_dir=str(tmp_path)), made)
     served = tf.saved_model.load(str(folder)).signatures["serving_default"](features=tf.constant(features))
     np.testing.assert_array_equal(served["all_classes"][0].numpy(), [name.encode() for name in NAMES])

@@ -83,7 +83,7 @@ def test_a_run_says_what_it_chose_and_keeps_it_elsewhere(cpuinfo_path, tmp_path,
     assert "Changed since" not in output
     [found] = evaluate_run(EvaluateOptions(train_dir=str(run)))
     assert found.step == 10
-    assert saved_model.export(ExportOptions(train_dir=str(run)), run / "export")[0] == run / "export"
+    assert saved_model.export_run(ExportOptions(train_dir=str(run)))[0] == run / "export"
     assert {"--variable_update", "--all_reduce"} <= manifest.same_everywhere(run_json, toy_workload.WORKLOAD).keys()
 
 

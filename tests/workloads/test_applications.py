@@ -72,7 +72,7 @@ def test_evaluation_and_export_need_no_weights_file(run, data, weights, base, tm
     gone = weights.rename(weights.with_suffix(".gone"))
     try:
         [found] = tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir=str(run), raw=True))
-        saved_model.export(ExportOptions(train_dir=str(run), raw=True), tmp_path / "model")
+        saved_model.export_run(ExportOptions(train_dir=str(run), raw=True, export_dir=str(tmp_path / "model")))
     finally:
         gone.rename(weights)
     images = np.stack([np.asarray(Image.open(p)) for p in sorted((data / "test").rglob("*.png"))])

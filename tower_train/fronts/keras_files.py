@@ -1,5 +1,6 @@
 """A run's network as Keras' files: the model with its trained weights and its preparation, and the weights alone."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -67,7 +68,7 @@ def export(options: ExportOptions, folder: pathlib.Path, workload: Workload | No
     if there and not options.overwrite:
         raise errors.RunError(f"{there[0]} is there already. Name another --export_dir, or replace it by --overwrite.")
     placed = devices.place(DeviceOptions(device="cpu"))
-    run = saved_run.read(options, workload, single_view=True)
+    run = saved_run.read(dataclasses.replace(options, single_view=True), workload)
     build = getattr(run.workload.for_examples(run.examples).inference, "build", None)
     if build is None:
         raise errors.RunError(

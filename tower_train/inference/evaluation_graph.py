@@ -29,12 +29,10 @@ class EvaluationStream(NamedTuple):
     firsts: list[tf.Tensor]  # over towers, int64 scalar, the index of its first example
     initializer: tf.Operation  # op that puts the stream at its start
 
-    def gathered(self, by_tower: Sequence[tf.Tensor]) -> tf.Tensor:
+    def gathered(self, by_tower: Sequence[Tensors]) -> Tensors:
         """Joins the rows of towers, less those that only fill up the end."""
-        return tf.boolean_mask(tf.concat(by_tower, axis=0), tf.concat(self.counted, axis=0))
-
-    def all_gathered(self, by_tower: Sequence[Tensors]) -> Tensors:
-        return tf.nest.map_structure(lambda *tensors: self.gathered(tensors), *by_tower)
+        counted = tf.concat(self.counted, axis=0)
+        return tf.nest.map_structure(lambda *rows: tf.boolean_mask(tf.concat(rows, axis=0), counted), *by_tower)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,35 +68,29 @@ def evaluation_graph(
 ) -> EvaluationGraph:
     """Builds N towers that divide the examples among them, each example once.
 
-    Args:
-      workload, examples, devices: as for graph.step_plan.plan_step.
-      tower_batch: examples per tower and step.
-      dtype: of variables and arithmetic.
-      moving_average_decay: the run's; 0 restores the weights themselves, else their moving averages.
-      is_compiled: whether XLA compiles the towers; sets the devices' session_config.
-
-    Raises:
-      GraphError: the workload's metrics are not one number per example, or its outputs too few.
+    With a moving_average_decay of 0 the weights themselves are restored, else their moving averages. If is_compiled,
+    XLA compiles the towers, and the devices' session_config is set for it. Raises GraphError if the workload's metrics
+    are not one number per example, or its outputs too few.
     """
     graph, workload = tf.Graph(), workload.for_examples(examples)
     with graph.as_default(), tf.device(HOST):
         stream = evaluation_stream(workload, examples, tower_batch, len(devices.towers))
         variables, outputs, by_tower, losses = Variables(), [], [], []
-        for i, (device, (features, labels)) in enumerate(zip(devices.towers, stream.batches, strict=True)):
+        labels = [Weighted.of(labels).labels for _, labels in stream.batches]
+        for i, (device, (features, weighted)) in enumerate(zip(devices.towers, stream.batches, strict=True)):
             draws = Draws("evaluation", stream.firsts[i], tower_batch)
             output, _ = network.trained_outputs(
                 workload, features, dtype, variables, Tower(i, device), draws, is_compiled
             )
             with tf.compat.v1.name_scope(f"tower_{i}/metrics/"):
-                by_tower.append(_metrics(workload, output, Weighted.of(labels).labels, tower_batch))
-                losses.append(_sum_of_losses(workload, output, labels, stream.counted[i]))
+                by_tower.append(_metrics(workload, output, labels[i], tower_batch))
+                losses.append(_sum_of_losses(workload, output, weighted, stream.counted[i]))
             outputs.append(output)
 
         gradients.forget_functions(graph)
         if is_compiled:
             xla.prepare(graph, devices.session_config)
 
-        labels = [Weighted.of(labels).labels for _, labels in stream.batches]
         towers.check_classes(workload, examples, outputs[0], workload.metrics)
         predictions = classes = None
         has_classes = network.are_of_classes(outputs[0], examples)
@@ -110,7 +102,7 @@ def evaluation_graph(
             number=tf.reduce_sum(tf.cast(tf.concat(stream.counted, axis=0), tf.int64)),
             metrics={name: stream.gathered([metrics[name] for metrics in by_tower]) for name in by_tower[0]},
             loss=None if None in losses else tf.add_n(losses),
-            whole=None if callable(workload.metrics) else (stream.all_gathered(outputs), stream.all_gathered(labels)),
+            whole=None if callable(workload.metrics) else (stream.gathered(outputs), stream.gathered(labels)),
             predictions=predictions,
             labels=classes,
             has_classes=has_classes,
@@ -187,10 +179,8 @@ def _sum_of_losses(workload: Workload, outputs: Tensors, labels: Tensors, counte
     """Returns one tower's sum over the examples that count of a loss that is a mean over examples.
 
     The others repeat the last example, so what they add is known from a batch of nothing else. The loss sees batches of
-    one size only, as in training.
-
-    Returns:
-      A scalar; None for a loss that does not take the outputs of an evaluation, such as one with further heads.
+    one size only, as in training. None for a loss that does not take the outputs of an evaluation, such as one with
+    further heads.
     """
     batch, number = int(counted.shape[0]), tf.reduce_sum(tf.cast(counted, tf.int32))
 

@@ -5,7 +5,7 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -95,43 +95,24 @@ class Evaluator:
         self.first_metric: tuple[str, str | None] | None = None
         self._whole = WholeSet(() if callable(workload.metrics) else workload.metrics, examples.class_names)
         self._weights = "moving averages" if moving_average_decay else "raw weights"
-        self._built = evaluation_graph(
-            workload, examples, tower_batch, dtype, moving_average_decay, placed, is_compiled
-        )
-        with self._built.graph.as_default():
-            self._saver = v1.train.Saver(self._built.restored)
-            self._prepare = [v1.local_variables_initializer(), v1.tables_initializer(), self._built.stream_initializer]
+        self.built = evaluation_graph(workload, examples, tower_batch, dtype, moving_average_decay, placed, is_compiled)
+        with self.built.graph.as_default():
+            self._saver = v1.train.Saver(self.built.restored)
+            self._prepare = [v1.local_variables_initializer(), v1.tables_initializer(), self.built.stream_initializer]
             self._initial = [variable.initializer for variable in v1.global_variables()]
         self._config = placed.session_config
-        self._session = v1.Session(graph=self._built.graph, config=self._config)
-
-    @property
-    def has_confusion(self) -> bool:
-        """True if evaluations count classes: the network gives one output for each, and examples are of one."""
-        return self._built.predictions is not None
-
-    @property
-    def has_classes(self) -> bool:
-        """True if the network gives one output for each class; examples may be of several at once."""
-        return self._built.has_classes
-
-    @property
-    def has_loss(self) -> bool:
-        """True if the workload's loss takes the network's outputs in evaluation."""
-        return self._built.loss is not None
+        self._session = v1.Session(graph=self.built.graph, config=self._config)
 
     def try_out(self, trained: Sequence[tf.Variable]) -> None:
-        """Evaluates one batch with the network's initial values, so that failures show before the training.
-
-        Args:
-          trained: the variables of the training, which an evaluation finds in its checkpoints.
+        """Evaluates one batch with the network's initial values, so that failures show before the training, whose
+        variables are `trained`.
 
         Raises:
           DataError: the examples cannot be read, or there are none.
           GraphError: the network or the metrics fail on them, or the network has other variables than in training.
         """
         shapes = {variable.op.name: variable.shape for variable in trained}
-        for name, variable in self._built.restored.items():
+        for name, variable in self.built.restored.items():
             if shapes.get(name) != variable.shape:
                 raise errors.GraphError(
                     f"workload {self._workload.name}: its network has the variable {name} {variable.shape} for "
@@ -139,8 +120,8 @@ class Evaluator:
                     "create the same variables for all examples, and also without training."
                 )
         # A separate session, whose end also ends the stream.
-        with v1.Session(graph=self._built.graph, config=self._config) as session:
-            length = None if self._built.length is None else int(session.run(self._built.length))
+        with v1.Session(graph=self.built.graph, config=self._config) as session:
+            length = None if self.built.length is None else int(session.run(self.built.length))
             if length not in (None, tf.data.UNKNOWN_CARDINALITY):
                 self._check_count(length, "")
             session.run(self._initial)
@@ -148,11 +129,8 @@ class Evaluator:
         self.first_metric = next((name, metric.mode) for name, metric in metrics.items())
 
     def evaluate(self, path: str, after_batch: Callable[[int, Examples], None] = lambda *_: None) -> Evaluation:
-        """Restores a checkpoint and counts every example once.
-
-        Args:
-          path: of the checkpoint.
-          after_batch: called with the number of examples so far and with all examples; its errors end the evaluation.
+        """Restores a checkpoint and counts every example once. after_batch: called with the number of examples so far
+        and with all examples; its errors end the evaluation.
 
         Raises:
           RunError: the checkpoint cannot be restored into this network.
@@ -161,10 +139,12 @@ class Evaluator:
         start = time.perf_counter()
         checkpoint.restore(self._saver, self._session, path)
         # A dataset in its own order may hold fewer or more examples than it should.
-        totals = self._count(self._session, self._built.num_steps + bool(self.examples.elements), after_batch)
+        totals = self._count(self._session, self.built.num_steps + bool(self.examples.elements), after_batch)
         self._check_count(totals.count, " or more")
-        names = self.examples.class_names if self.has_confusion else ()
-        matrix = confusion_matrix(totals.pairs, len(names)) if 0 < len(names) <= _MOST_CLASSES else None
+        names = self.examples.class_names if self.built.predictions is not None else ()
+        numbers, matrix = range(len(names)), None
+        if 0 < len(names) <= _MOST_CLASSES:
+            matrix = [[totals.pairs.get((true, predicted), 0) for predicted in numbers] for true in numbers]
         return Evaluation(
             step=checkpoint.saved_step(path),
             data=self.examples.name,
@@ -187,9 +167,9 @@ class Evaluator:
 
     def _count(self, session: v1.Session, most_steps: int, after_batch=lambda *_: None) -> "_Totals":
         """Returns the totals over a number of steps, or fewer if the examples end."""
-        built, totals = self._built, _Totals({name: [0.0, True] for name in self._built.metrics})
+        built, totals = self.built, _Totals({name: [0.0, True] for name in self.built.metrics})
         fetches = {"metrics": built.metrics, "number": built.number}
-        fetches |= {"labels": built.labels, "predictions": built.predictions} if self.has_confusion else {}
+        fetches |= {} if built.predictions is None else {"labels": built.labels, "predictions": built.predictions}
         fetches |= {} if built.loss is None else {"loss": built.loss}
         fetches |= {"whole": built.whole} if built.whole else {}
         session.run(self._prepare)
@@ -212,7 +192,7 @@ class Evaluator:
             totals.loss += float(values.get("loss", math.nan))
             if built.whole:
                 self._whole.add(*values["whole"])
-            if self.has_confusion:
+            if built.predictions is not None:
                 self.examples.check_labels(values["labels"])
                 classes, predicted = (values[name].ravel().tolist() for name in ("labels", "predictions"))
                 totals.pairs.update(zip(classes, predicted, strict=True))
@@ -223,24 +203,17 @@ class Evaluator:
 
     def _metrics(self, totals: "_Totals") -> dict[str, Metric]:
         """Returns the metrics by name, and last the loss, unless a metric has its name."""
-        metric_mode, count = self._workload.metric_mode, totals.count
-        metrics = {name: _metric(*moments, count, metric_mode(name)) for name, moments in totals.sums.items()}
-        if self._built.whole:
+        metric_mode, count, metrics = self._workload.metric_mode, totals.count, {}
+        for name, (total, is_proportion) in totals.sums.items():
+            interval = wilson_interval(total, count) if is_proportion else (None, None)
+            metrics[name] = Metric(total / count, *interval, metric_mode(name))
+        if self.built.whole:
             results = self._whole.results().items()
             metrics = {name: Metric(value, mode=metric_mode(name) or mode) for name, (value, mode) in results}
             check_modes(self._workload, metrics)
-        if self._built.loss is not None and LOSS not in metrics:
+        if self.built.loss is not None and LOSS not in metrics:
             metrics[LOSS] = Metric(totals.loss / count, mode=MIN)
         return metrics
 
     def close(self) -> None:
         self._session.close()
-
-
-def confusion_matrix(pairs: Mapping[tuple[int, int], int], num_classes: int) -> list[list[int]]:
-    """Returns counts by [true class][predicted class]."""
-    return [[pairs.get((i, j), 0) for j in range(num_classes)] for i in range(num_classes)]
-
-
-def _metric(total: float, is_proportion: bool, count: int, mode: str | None) -> Metric:
-    return Metric(total / count, *(wilson_interval(total, count) if is_proportion else (None, None)), mode)

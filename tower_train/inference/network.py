@@ -24,19 +24,8 @@ def trained_outputs(
     draws: Draws,
     is_compiled: bool = False,
 ) -> tuple[Tensors, Tensors]:
-    """Builds a tower and returns its outputs, or their mean over the workload's views; and those of the first view.
-
-    Args:
-      workload, features: inference, and what its `prepare` returned, [batch, ...].
-      dtype: of the arithmetic.
-      variables: the same for all towers.
-      tower: its place.
-      draws: the random numbers of its layers.
-      is_compiled: whether XLA compiles it.
-
-    Raises:
-      GraphError: the network breaks a rule of the towers, or the views cannot be averaged.
-    """
+    """Builds a tower on prepared features; returns its outputs, or their mean over the workload's views, and those of
+    the first view. Raises GraphError if the network breaks a rule of the towers, or the views cannot be averaged."""
 
     def network(features: Tensors) -> Tensors:
         return towers.tower_outputs(workload, features, tf.as_dtype(dtype), training=False)
@@ -60,13 +49,8 @@ def _restored(getter, name, shape=None, dtype=None, initializer=None, *args, **k
 
 
 def _over_views(workload: Workload, network: Callable[[Tensors], Tensors], features: Tensors) -> tuple:
-    """Returns the weighted mean of the network's outputs over views, and the outputs of the first view.
-
-    Examples that are not unsure, if the workload tells these, have the first view's outputs.
-
-    Raises:
-      GraphError: the weights do not sum to 1, or the outputs are not floating point.
-    """
+    """Returns the weighted mean of the network's outputs over views, and the outputs of the first view, which are also
+    the results of examples that are not unsure, if the workload tells these."""
     weights, views = zip(*user_functions.call(workload, "test_time_augmentation", features), strict=True)
     if abs(sum(weights) - 1) > 1e-6:
         raise errors.GraphError(

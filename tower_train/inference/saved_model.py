@@ -22,21 +22,9 @@ _FILE = "saved_model.pb"
 _COMPARED = 8  # examples
 
 
-def export_run(options: ExportOptions, workload: Workload | None = None) -> tuple[pathlib.Path, tuple[str, ...]]:
-    """Exports a run as `python -m tower_train.export` does, also of a workload without an import path; see `export`."""
-    return export(options, pathlib.Path(options.export_dir or f"{options.train_dir}/export"), workload)
-
-
-def export(
-    options: ExportOptions, folder: pathlib.Path, workload: Workload | None = None
-) -> tuple[pathlib.Path, list[str]]:
+def export_run(options: ExportOptions, workload: Workload | None = None) -> tuple[pathlib.Path, list[str]]:
     """Writes a SavedModel that tf.saved_model.load, saved_model_cli and TensorFlow Serving run, after it was loaded
-    again and compared with the run's network.
-
-    Args:
-      options: the run; whether to replace a SavedModel, or add a version below the folder.
-      folder: the target.
-      workload: the run's; None imports it.
+    again and compared with the run's network. Imports the run's workload if it is None.
 
     Returns:
       The SavedModel's folder, and the names of its signatures.
@@ -44,6 +32,7 @@ def export(
     Raises:
       RunError: the folder is there already, or cannot be written; or as serving.open_run.
     """
+    folder = pathlib.Path(options.export_dir or f"{options.train_dir}/export")
     _check_target(folder, options)
     placed = devices.place(DeviceOptions(device="cpu"))
     run = saved_run.read(options, workload)

@@ -74,15 +74,8 @@ def read(
     options: RunOptions,
     workload: Workload | None = None,
     splits: Sequence[str] = (TEST, VALIDATION, TRAIN),
-    single_view: bool = False,
 ) -> SavedRun:
-    """Finds a run, and sets this process to compute as it did.
-
-    Args:
-      options: the run and which of its weights to take.
-      workload: the run's; None imports it by the path in options or run.json.
-      splits: the first one that is there gives the examples.
-      single_view: whether to look at each example once, as with options.single_view.
+    """Finds a run, and sets this process to compute as it did. The first of these splits that is there is used.
 
     Raises:
       RunError: no run there, a damaged one, or one of another workload.
@@ -104,19 +97,17 @@ def read(
             "Give --workload=PATH of the one that was trained."
         )
     try:
-        own_options = dict(run_json.get("workload_options", {}))
-        fraction = config.get("validation_fraction", own_options.pop("validation_fraction", 0.0))  # as 0.1 named it
-        workload = workload.with_options(own_options)
+        workload = workload.with_options(run_json.get("workload_options", {}))
     except errors.ConfigError as error:
         raise errors.RunError(f"{run_dir.path / directory.RUN} does not fit its workload: {error}") from None
-    if options.single_view or single_view:
+    if options.single_view:
         workload = dataclasses.replace(workload, test_time_augmentation=None)
     data_dir, dataset = options.data_dir or config["data_dir"], options.dataset or run_json["dataset"]
     workload.check_dataset(dataset)
-    request = DataRequest(TEST, dataset, data_dir, config["seed"], fraction)
+    request = DataRequest(TEST, dataset, data_dir, config["seed"], config["validation_fraction"])
     split, examples = workload.first_split(request, splits)
     examples.check_same_classes(f"the run {run_dir.path}", run_json["data"].get("class_names", examples.class_names))
-    devices.choose_kernels(config.get("deterministic", False), config.get("tensor_float_32"))
+    devices.choose_kernels(config["deterministic"], config["tensor_float_32"])
     decay = 0.0 if options.raw else config["ema"]
     return SavedRun(run_dir, workload, split, examples, config["dtype"], decay, options.best)
 
@@ -124,14 +115,8 @@ def read(
 def evaluate_run(options: EvaluateOptions, workload: Workload | None = None) -> Iterator[Evaluation]:
     """Evaluates a run's newest checkpoint, or with options.watch each new one until the run has ended.
 
-    Writes each evaluation to the run's result.json and event files, or says on standard error that it cannot.
-
-    Args:
-      options: the run and the way to evaluate it.
-      workload: the run's; None imports it by the path in options or in run.json.
-
-    Yields:
-      One Evaluation per checkpoint.
+    Writes each evaluation to the run's result.json and event files, or says on standard error that it cannot, and
+    yields it. Imports the workload by the path in options or in run.json if it is None.
 
     Raises:
       RunError: no run there, no checkpoint, one of another network, or a damaged result.json.

@@ -88,7 +88,7 @@ class Evaluations:
             if split != TRAIN:
                 each.try_out(trained)
         lines = self.best.compare_by(*evaluator.first_metric)
-        if not evaluator.has_loss:
+        if evaluator.built.loss is None:
             lines.append(
                 "*** Evaluations have no loss: the workload's loss does not take what the network returns in them."
             )
@@ -98,7 +98,7 @@ class Evaluations:
                 "*** The best checkpoint is chosen on the test examples, which flatters it. --validation_fraction=0.1 "
                 "sets a tenth of the training examples aside to choose on."
             )
-        if examples.class_names and not evaluator.has_classes:
+        if examples.class_names and not evaluator.built.has_classes:
             lines.append(
                 f"*** {examples.name} has {len(examples.class_names)} classes, and the network does not give one "
                 "output for each: there is no confusion matrix, and an export has no probabilities."
