@@ -54,7 +54,7 @@ def suggested(rates: Sequence[float], losses: np.ndarray) -> float | None:
 
 def range_test(workload, config: Config, steps: int = _STEPS) -> tuple[list[float], np.ndarray]:
     """Trains with growing rates; returns (rates, smoothed losses)."""
-    from tower_train.graph import out_of_memory, session, step_failures
+    from tower_train.graph import session, step_failures
     from tower_train.graph.training import build_step
     from tower_train.run import messages
     from tower_train.run.plan import plan_trial
@@ -70,8 +70,9 @@ def range_test(workload, config: Config, steps: int = _STEPS) -> tuple[list[floa
     notice = [f"*** {examples.notice}"] if examples.notice else []
     console.say(f"data:     {examples.name}", *notice, *notes, *built.notes)
     with (
-        out_of_memory.explained(config.tower_batch, config.accumulate_steps),
-        step_failures.explained(examples.name, workload.name, fault=examples.fault),
+        step_failures.explained(
+            examples, workload.name, tower_batch=config.tower_batch, accumulate_steps=config.accumulate_steps
+        ),
         session.opened(built) as opened,
         messages.progress_bar(0, steps) as bar,
     ):

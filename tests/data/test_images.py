@@ -220,9 +220,9 @@ def test_a_file_that_changes_during_a_run_is_named(root):
     path = root / "train" / "cat" / "patient 0-0.png"
     contents = path.read_bytes()
     path.write_bytes(contents[:100] + bytes([contents[100] ^ 255]) + contents[101:])
-    with pytest.raises(errors.DataError) as raised, step_failures.explained("mine", "workload"):
+    with pytest.raises(errors.DataError) as raised, step_failures.explained(examples, "workload"):
         fetch(examples)
-    assert str(raised.value) == f"mine: the input failed: {path} is not what it was when the run began."
+    assert str(raised.value) == f"{examples.name}: the input failed: {path} is not what it was when the run began."
 
 
 def test_a_cache_directory_that_cannot_be_written_matters_to_disk_only(original, monkeypatch, tmp_path):

@@ -132,8 +132,8 @@ def test_a_file_that_changes_during_a_run_is_named_in_one_line(change, words, fo
     path = folder / "train-1.tfrecord"
     examples = tf_records.examples("records", folder / "train-*.tfrecord", parse)
     change(path)
-    with pytest.raises(errors.DataError, match=f"^records: the input failed: {path}: .*{words}") as error:
-        with step_failures.explained("records", "toy"):
+    with pytest.raises(errors.DataError, match=f"^{path}: .*{words}") as error:
+        with step_failures.explained(examples, "toy"):
             values.fetched(examples, range(96))
     assert "\n" not in str(error.value)
 
@@ -165,7 +165,7 @@ def test_a_record_of_another_shape_or_without_a_feature_is_named(shape, words, t
 
     examples = tf_records.examples("records", path, parse_all)
     with pytest.raises(errors.DataError, match=f"^records: the input failed: {path}: .*offset {offset} {words}"):
-        with step_failures.explained("records", "toy", fault=examples.fault):
+        with step_failures.explained(examples, "toy"):
             values.fetched(examples, range(examples.num_examples))
 
 

@@ -196,7 +196,8 @@ def test_where_examples_are_augmented_and_whether_they_come_before_their_step(
     wanted, fields, examples, towers, there, staged, note
 ):
     workload = Workload("mine", None, None, **fields)
-    assert transfer.choose_transfer(wanted, workload, examples, towers) == transfer.Transfer(there, staged, 0, note)
+    chosen = transfer.choose_transfer(wanted, workload, examples, towers, end=9, is_compiled=False)
+    assert chosen == transfer.Transfer(there, staged, 9, False, note)
 
 
 @pytest.mark.parametrize(("model", "as_gpus_do"), [("convnet", True), ("cifar10_94", False)])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tower_train import EvaluateOptions, errors, evaluate_run
-from tower_train.config import RunOptions
+from tower_train.config import Config, RunOptions
 from tower_train.inference import evaluator, serving
 from tower_train.run_dir import best, directory
 
@@ -113,17 +113,23 @@ def test_a_best_checkpoint_that_cannot_be_kept_ends_no_run(scripted, tmp_path, c
     assert (tmp_path / "best").read_text() == "mine"
 
 
+def opened(folder, keep_best=False, patience=5):
+    """Of epochs of 16 examples, and steps of as many."""
+    options = dict(keep_best=keep_best, early_stopping_patience_epochs=patience, eval_every_steps=1, batch_size=16)
+    return best.Best(directory.RunDirectory(folder), Config(**options), 16)
+
+
 def note(compared, step, value, mode="max"):
     compared.note(types.SimpleNamespace(step=step, metrics={"m": evaluator.Metric(value, mode=mode)}), "")
 
 
 def test_an_evaluation_of_a_step_that_was_lost_does_not_count_until_it_is_done_again(tmp_path):
     """The newest checkpoint may be damaged: the run resumes at the one before, of step 20."""
-    assert not best.Best(directory.RunDirectory(tmp_path), True, 80, 16).is_kept
-    compared = best.Best(directory.RunDirectory(tmp_path), False, 80, 16)
+    assert not opened(tmp_path, keep_best=True).is_kept
+    compared = opened(tmp_path)
     for step in (20, 25):
         note(compared, step, 0.5)
-    resumed = best.Best(directory.RunDirectory(tmp_path), False, 80, 16)
+    resumed = opened(tmp_path)
     assert compared.is_over and not resumed.is_over and not resumed.is_kept
     assert [(resumed.begin(step), resumed.is_over) for step in (20, 25, 30)] == [
         (False, False), (False, True), (True, True),
@@ -138,19 +144,18 @@ def test_an_evaluation_of_a_step_that_was_lost_does_not_count_until_it_is_done_a
     ],
 )
 def test_the_best_is_the_highest_or_the_lowest_and_nan_the_worst(mode, values, best_steps, tmp_path):
-    compared, found = best.Best(directory.RunDirectory(tmp_path), False, 16, 16), []
+    compared, found = opened(tmp_path, patience=1), []
     for step, value in enumerate(values, 1):
         note(compared, step, value, mode)
         found.append(jobs.read_json(tmp_path, "best.json")["best"]["step"])
     assert found == best_steps
 
 
-def test_an_earlier_version_that_wrote_no_direction_down_took_the_greatest(tmp_path):
-    first = {"step": 5, "examples": 80, "value": 9.0}
-    directory.RunDirectory(tmp_path).write(directory.BEST, {"metric": "m", "best": first, "last": first})
-    compared = best.Best(directory.RunDirectory(tmp_path), False, 16, 16)
+def test_it_begins_anew_if_other_values_are_the_best(tmp_path):
+    note(opened(tmp_path), 5, 9.0, "max")
+    compared = opened(tmp_path, patience=1)
     assert not compared.begin(5)
     [line] = compared.compare_by("m", "min")
-    assert line.startswith("*** Until now the best of m was the best, now the min of m is.") and compared.begin(5)
+    assert line == "*** Until now the max of m was the best, now the min of m is. It begins anew." and compared.begin(5)
     note(compared, 5, 0.5, "min")
     assert not compared.compare_by("m", "min") and jobs.read_json(tmp_path, "best.json")["mode"] == "min"

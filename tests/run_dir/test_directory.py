@@ -178,7 +178,7 @@ def score(step, **changed):
 
 
 EVALUATION = {"step": 5, "metrics": {"p": {"mean": 0.5, "low": None, "high": 0.7}}, "confusion": [[1, 0], [2, 3]]}
-BEST = {"metric": "p", "best": score(5), "last": score(10)}
+BEST = {"mode": "max", "metric": "p", "best": score(5), "last": score(10)}
 MISSING = object()
 WRONG = [  # (file, field, its value, words of what is allowed)
     ("run.json", "workload", MISSING, "is missing"),

@@ -14,6 +14,7 @@ import pytest
 import saving
 import tensorflow as tf
 
+from tower_train.config import Config
 from tower_train.inference.evaluator import Metric
 from tower_train.run_dir import best, checkpoint, directory
 
@@ -110,7 +111,8 @@ def test_a_checkpoint_and_the_list_of_them(run, tmp_path, monkeypatch):
 def test_the_best_checkpoint_and_the_file_that_names_it(run, tmp_path, monkeypatch):
     copied, copyfile = [], shutil.copyfile
     monkeypatch.setattr(shutil, "copyfile", lambda source, to: copied.append(to.suffix) or copyfile(source, to))
-    disk, compared = Disk(run, monkeypatch), best.Best(directory.RunDirectory(run), True, 0, 16)
+    config = Config(keep_best=True, eval_every_steps=5)
+    disk, compared = Disk(run, monkeypatch), best.Best(directory.RunDirectory(run), config, 16)
     for step, value in ((5, 0.5), (10, 0.4), (15, 0.6), (20, 0.7)):
         metrics = {"precision": Metric(value, mode="max")}
         compared.note(types.SimpleNamespace(step=step, metrics=metrics), saving.save(run, step, keep=1))

@@ -1,4 +1,4 @@
-"""The agreement of a cluster's workers: which start of each trains, and that all of them train the same."""
+"""The agreement of a cluster's workers: which start of each one trains, and that all train the same."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ from tower_train.console import say
 
 _MOST_SHOWN = 5  # differences between workers
 _COMPARISON = "number of the comparison"
-_trained_with: set[tuple[Task, str]] = set()  # starts of chiefs, in this process: their end is no news to it
+_trained_with: set[tuple[Task, str]] = set()  # starts of chiefs in this process, whose end is no news to it
 
 
 @dataclasses.dataclass(eq=False)
@@ -25,14 +25,14 @@ class RunOver(Exception):
 
 
 class Agreement:
-    """One worker's part in the agreement, by way of the statuses on the chief's board."""
+    """One worker's part in the agreement, through the statuses on the chief's board."""
 
     def __init__(self, task: Task, heartbeat: Heartbeat):
         self._task, self._heartbeat = task, heartbeat
         self._named_chief, self._comparisons = "", 0
 
     def reach(self, facts: Callable[[], Mapping], steps_done: int, last_step: int) -> tuple[int, int]:
-        """Waits until all workers are ready; arguments, result and errors as of Membership.agree."""
+        """Waits until all workers are ready; see Membership.agree."""
         facts = _as_read({"the list of workers": self._task.hosts, **facts()})
         if self._task.is_chief:
             self._heartbeat.tell(facts=facts, steps=(steps_done, last_step), step=steps_done)
@@ -45,15 +45,8 @@ class Agreement:
         return steps_done, last_step
 
     def compare(self, facts: Mapping) -> None:
-        """Makes sure that workers that have agreed mean the same; all must call it.
-
-        Args:
-          facts: what must be the same, by name.
-
-        Raises:
-          ConfigError: this worker differs from the chief, which ends all.
-          WorkerError: a worker is missing.
-        """
+        """Makes sure that workers which have agreed mean the same; all must call it. facts: what must be the same, by
+        name. ConfigError if this worker differs from the chief, which ends all; WorkerError if one is missing."""
         self._comparisons += 1
         facts = _as_read(facts) | {_COMPARISON: self._comparisons}
         self._heartbeat.tell(facts=facts)
@@ -100,7 +93,7 @@ class Agreement:
         return chief
 
     def _wait_for_place(self, chief: WorkerStatus) -> None:
-        """Says what the others do while this worker waits for a place among them; RunOver if they have ended."""
+        """Reports what the others do while this worker waits for a place; RunOver if they have ended."""
         is_over = chief.state is WorkerState.OVER and chief.stopped_by != RESIZED
         if is_over and self._heartbeat.has_row and (self._task, chief.start_id) not in _trained_with:
             self._heartbeat.end(WorkerState.GONE)
@@ -113,8 +106,8 @@ class Agreement:
 
     def _compare(self, facts: dict, chiefs: dict) -> None:
         """Raises ConfigError if this worker would train something else than the chief."""
-        differing = [f"{name} is {facts.get(name)}, the chief's {chiefs.get(name)}"
-                     for name in sorted({*chiefs, *facts}) if chiefs.get(name) != facts.get(name)]  # fmt: skip
+        names = [name for name in sorted({*chiefs, *facts}) if chiefs.get(name) != facts.get(name)]
+        differing = [f"{name} is {facts.get(name)}, the chief's {chiefs.get(name)}" for name in names]
         if len(differing) > _MOST_SHOWN:
             differing[_MOST_SHOWN:] = [f"and {len(differing) - _MOST_SHOWN} more"]
         if differing:
@@ -125,5 +118,5 @@ class Agreement:
 
 
 def _as_read(facts: Mapping) -> dict:
-    """Returns values as they are once the board has carried them."""
+    """Returns values as they arrive through the board: tuples are lists, keys are texts."""
     return json.loads(json.dumps(facts))

@@ -46,12 +46,12 @@ class WorkerStatus:
     heartbeat: int = 0  # their count
     state: WorkerState = WorkerState.STARTING
     step: int = 0  # the last one done
-    stalled: str = ""  # what its step waits for, if that has not ended for --stall_timeout_secs
+    stalled: str = ""  # what its step waits for, if it has not ended for --stall_timeout_secs
     stalled_secs: float = 0.0  # since then
     unreached: str = ""  # the workers that it could not reach then
-    waiting_secs: float = 0.0  # that it has waited for means over workers, if a program reports that
-    facts: dict | None = None  # what all workers must have in common, by name; the chief's, None until it is known
-    steps: tuple[int, int] | None = None  # the chief's first and last one; None until they are known
+    waiting_secs: float = 0.0  # for means over workers, if a program reports that
+    facts: dict | None = None  # the chief's: what all workers must have in common, by name; None until it is known
+    steps: tuple[int, int] | None = None  # the chief's: first and last one; None until they are known
     stopped_by: str | None = None  # what ended its steps; the chief's in state OVER: what ended the run
     failure: str = ""  # in state FAILED, the error's text
     exit_status: int = errors.WorkerError.exit_status  # and its exit status
@@ -64,7 +64,7 @@ class WorkerStatus:
 
     @property
     def has_mistake(self) -> bool:
-        """True if it has failed, and not because another worker was missing; so it does not start itself again."""
+        """Whether it has failed, and not because another worker was missing: it will not start itself again."""
         return self.state is WorkerState.FAILED and self.exit_status != errors.WorkerError.exit_status
 
     def to_json(self) -> str:
@@ -72,7 +72,7 @@ class WorkerStatus:
 
     @classmethod
     def from_json(cls, text: bytes) -> "WorkerStatus | None":
-        """Reads a row; None if it is none. Fields of other versions of this program are left out."""
+        """Reads a row; None if it is none."""
         defaults = {field.name: field.default for field in dataclasses.fields(cls)}
         try:
             content = json.loads(text)
@@ -88,20 +88,15 @@ class WorkerStatus:
 class Board:
     """One worker's access to the board: a row for each worker's status, and a place for its part of a checkpoint.
 
-    The chief hands out the parts of the restored checkpoint, and collects those of the next one, as bytes.
-
     Args:
       target: the chief's server.
       task: this process's.
       timeout_secs: longest duration of an exchange.
-      start_id: worker -> id of its start; workers but the chief know their own.
+      start_id: worker -> id of its start; workers except the chief know their own.
       pause: waits for so many seconds; raises WorkerError once a worker is missing.
     """
 
-    def __init__(
-        self, target: str, task: Task, timeout_secs: float, start_id: Callable[[int], str],
-        pause: Callable[[float], None],
-    ):  # fmt: skip
+    def __init__(self, target: str, task: Task, timeout_secs: float, start_id: Callable, pause: Callable):
         self._target, self._task, self._start_id, self._pause, self._session = target, task, start_id, pause, None
         self._config = v1.ConfigProto(device_filters=[_SERVER], operation_timeout_in_ms=round(timeout_secs * 1000))
         self._read = range(len(task.hosts)) if task.is_chief else [0, task.index]
@@ -123,15 +118,15 @@ class Board:
         self._run([write for write, _ in self._rows], WorkerStatus().to_json())
 
     def exchange(self, status: WorkerStatus | None) -> Sequence[WorkerStatus]:
-        """Writes this worker's row, if given, and returns those it reads: the chief all, the others the chief's and
-        their own; or OpError. What cannot be read counts as before: whoever reaches the server can write there."""
+        """Writes this worker's row, if given, and returns the rows it reads: the chief all, the others the chief's and
+        their own. OpError if the server does not answer."""
         writes, text = ([self._rows[self._task.index][0]], status.to_json()) if status else ([], "")
         texts = self._run([*writes, *(self._rows[i][1] for i in self._read)], text)[len(writes) :]
         for i, row in zip(self._read, texts, strict=True):
             if not (read := WorkerStatus.from_json(row)) and i not in self._named:
                 self._named.add(i)
                 say(f"*** Ignored on the status board, as {self._task.name(i)} did not write it: {row[:80]!r}")
-            self._last[i] = read or self._last[i]
+            self._last[i] = read or self._last[i]  # whoever reaches the server can write nonsense there
         return [self._last[i] for i in self._read]
 
     def hand_out(self, states: Sequence[bytes]) -> None:

@@ -46,11 +46,8 @@ class FailureDetector:
         self._reached = [("", "", 0.0)] * len(task.hosts)  # (start, reason why it is not, when that was seen)
 
     def note(self, statuses: Sequence[WorkerStatus], mine: WorkerStatus) -> None:
-        """Notes the statuses read from the board, and this worker's own.
-
-        In the chief, a status for another start of the chief counts as that of a worker that has not started.
-        """
-        if self._task.is_chief:
+        """Notes the statuses read from the board, and this worker's own."""
+        if self._task.is_chief:  # a status for another start of the chief is that of a worker that has not started
             statuses = [status if status.chief == mine.start_id else WorkerStatus() for status in statuses]
         for i, (status, before) in enumerate(zip(statuses, self.statuses, strict=False)):
             if (status.start_id, status.heartbeat) != (before.start_id, before.heartbeat):
@@ -58,7 +55,7 @@ class FailureDetector:
         self.statuses = (*statuses, *self.statuses[len(statuses) :])
 
     def find(self, mine: WorkerStatus) -> errors.WorkerError | None:
-        """Returns the failure that ends this worker, whose status is given; None while all is well."""
+        """Returns the failure that ends this worker, whose status is `mine`; None while all is well."""
         if self._task.is_chief:
             self._name_refused(mine)
             watched = mine.group or (() if self._policy.sizes else range(len(self.statuses)))
@@ -75,7 +72,7 @@ class FailureDetector:
         return [i for i in outside if self.statuses[i].state is WorkerState.READY and self._reaches(i)]
 
     def _reaches(self, worker: int) -> bool:
-        """Returns whether a worker that has come can be reached from here; if not, says so now and then."""
+        """Returns whether a worker that has come can be reached from here; if not, reports it now and then."""
         start_id, why, looked_at = self._reached[worker]
         if start_id != self.statuses[worker].start_id or (why and self._clock() - looked_at > _REMIND_SECS):
             why = reason_unreached(self._task.hosts[worker], _REACH_SECS)
@@ -87,10 +84,8 @@ class FailureDetector:
     def newcomers(self) -> list[int]:
         """Returns the tasks that live and have not begun to train."""
         begun = (WorkerState.STARTING, WorkerState.READY)
-        return [
-            i for i, status in enumerate(self.statuses)
-            if i and status.start_id and status.state in begun and not self.is_silent(i)
-        ]  # fmt: skip
+        living = [i for i, status in enumerate(self.statuses) if i and status.start_id and not self.is_silent(i)]
+        return [i for i in living if self.statuses[i].state in begun]
 
     def is_gone(self, worker: int, mine: WorkerStatus) -> bool:
         """Returns whether a worker's start, with which this worker, the chief, trained, is over."""
@@ -142,10 +137,8 @@ class FailureDetector:
         return None
 
     def _find_stall(self, mine: WorkerStatus) -> errors.WorkerError | None:
-        """Returns the failure of live workers whose step stands still, worker_timeout_secs after they reported that.
-
-        The other workers' steps stand still too: they wait for all-reduces with these.
-        """
+        """Returns the failure of live workers whose step stands still, worker_timeout_secs after they reported that."""
+        # every worker's step stands still then, in an all-reduce with these: name those that wait for something else
         if mine.state is not WorkerState.TRAINING:
             return None
         rows = {i: each for i, each in enumerate(self.statuses) if not mine.members or mine.members[i]}
@@ -182,7 +175,7 @@ class FailureDetector:
         return None
 
     def _name_refused(self, mine: WorkerStatus) -> None:
-        """Says once, in a chief that trains or waits without it, why a worker outside of the group has failed."""
+        """Reports once why a worker outside of the group has failed, in a chief that goes on without it."""
         if self._policy.sizes is None and not self._policy.waits:
             return
         for i, status in enumerate(self.statuses):
@@ -197,11 +190,11 @@ def _with_name(name: str, failure: str) -> str:
 
 
 def is_of_earlier_start(error: tf.errors.OpError) -> bool:
-    """Returns whether it is of a group of devices of an earlier start of a worker; nobody else may notice."""
+    """Returns whether an error is of a group of devices with an earlier start of a worker; only this one may notice."""
     return "incarnation" in error.message
 
 
 def is_of_sizes(error: BaseException) -> bool:
-    """Returns whether workers gave tensors of different sizes to one operation, by either error of TensorFlow's."""
+    """Returns whether workers gave tensors of different sizes to one operation."""  # TensorFlow has two errors for it
     text = error.message if isinstance(error, tf.errors.OpError) else ""
     return "Shape mismatch in the collective" in text or "Tensor Size Mismatch" in text

@@ -1,4 +1,4 @@
-"""The heartbeat of a worker: a thread that tells the others its status, learns theirs, and acts if one is missing."""
+"""The heartbeat of a worker: a thread that exchanges statuses with the others, and acts if one is missing."""
 
 import contextlib
 import dataclasses
@@ -25,7 +25,7 @@ _LEFT = (WorkerState.OVER, WorkerState.GONE, WorkerState.FAILED)
 class Heartbeat:
     """A worker's status on the board, and the failure that ends it.
 
-    A worker but the chief writes there once it knows that no other process lives in its place.
+    Workers except the chief write there once they know that no other process lives in their place.
 
     Args:
       task: this process's.
@@ -38,14 +38,14 @@ class Heartbeat:
         self._task, self._policy, self._leave_at_once = task, policy, leave_at_once
         self.detector = FailureDetector(task, policy)
         self.rendezvous = Rendezvous(task, policy, Memory.from_environment() if policy.sizes else None)
-        self.status = WorkerStatus(start_id=uuid.uuid4().hex)  # the same at the next heartbeat for all
+        self.status = WorkerStatus(start_id=uuid.uuid4().hex)
         self.failure = None  # ends this worker
         self.session = None  # closed when a worker is lost, so that a step which waits for it ends
         self.first_step = None  # the time at which this start's first step ended
         self.is_to_resize = False  # the steps are to end since more workers could train along
         self.is_displaced = False  # another process lives in this one's place
-        self._interval = min(1.0, policy.worker_timeout_secs / 10)  # during training
-        # Whether this worker's status is on the board: nobody else lives in its place.
+        self._interval = min(1.0, policy.worker_timeout_secs / 10)  # between heartbeats, during training
+        # whether this worker's status is on the board: nobody else lives in its place
         self.has_row, self._seen, self._seen_at = task.is_chief, None, 0.0
         self._changed, self._ended, self._freed = threading.Event(), threading.Event(), threading.Event()
         self._lock = threading.Lock()
@@ -86,7 +86,7 @@ class Heartbeat:
         self.failure = failure
 
     def leave_for(self, error: BaseException) -> None:
-        """Tells the others, also a chief that starts later, of the error that ends this worker, unless they know."""
+        """Tells the others, also a chief that starts later, of the error that ends this worker."""
         if not self.failure:
             self._tell_failure(error)
             deadline = time.monotonic() + self._policy.worker_timeout_secs
@@ -109,7 +109,7 @@ class Heartbeat:
             raise self.note_failure()
 
     def note_failure(self) -> errors.UserError | None:
-        """Returns the failure to this worker's main thread, which ends by itself then."""
+        """Returns the failure to this worker's main thread, which then ends by itself."""
         self._freed.set()
         return self.failure
 
@@ -123,9 +123,8 @@ class Heartbeat:
             time.sleep(pause_secs)
         if is_stale or isinstance(error, failures.LOST_CONNECTION):
             why = "; ".join(filter(None, (errors.reason(error), self.unreached())))
-            self.fail(errors.WorkerError(
-                f"The connection to another worker was lost at step {self.status.step} ({why}). {self._policy.advice}"
-            ))  # fmt: skip
+            lost = f"The connection to another worker was lost at step {self.status.step} ({why})."
+            self.fail(errors.WorkerError(f"{lost} {self._policy.advice}"))
 
     def unreached(self) -> str:
         """Names the other workers of the group to which no connection can be made from here, with the reason."""
@@ -134,7 +133,7 @@ class Heartbeat:
         return "; ".join(f"{self._task.name(i)} is not reached: {why}" for i, why in reasons.items() if why)
 
     def next_start(self) -> Memory:
-        """Returns what this process will have to know at its next start."""
+        """Returns what this process must know at its next start."""
         statuses, group = self.detector.statuses, self.status.group
         idle_starts = 0 if self.first_step else self.rendezvous.memory.idle_starts + 1
         if not self._task.is_chief:

@@ -1,8 +1,8 @@
 """Membership of a cluster for one start of a group: its server, its place, failures, shutdown.
 
-Training needs no leader: its collective operations wait for each other. Beside it every worker writes its status on the
-chief's board, every second and more often while nothing is trained. The chief decides who is missing; the others read
-that from the board, or miss the chief.
+Training needs no leader: its collective operations wait for each other. Besides that, every worker writes its status on
+the chief's board, once a second or more often. The chief decides who is missing; the others read that there, or miss
+the chief.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ _servers: dict[Task, tf.distribute.Server] = {}  # TensorFlow stops none before 
 class Membership:
     """A process's membership of the group that trains together, for one start; a context manager around that.
 
-    This one is of a process by itself, the only one of its group. Arguments as for `join`.
+    This one is that of a process by itself. Arguments as for `join`.
     """
 
     target: str = ""  # the server to open sessions on
@@ -55,37 +55,22 @@ class Membership:
     def agree(self, facts: Callable[[], Mapping], steps_done: int, last_step: int) -> tuple[int, int]:
         """Waits until all workers are ready to train the same, and returns the chief's steps_done and last_step.
 
-        Args:
-          facts: returns what must be the same in all workers, by name.
-          steps_done, last_step: number of earlier steps, and the last one; the chief's count.
-
-        Raises:
-          ConfigError: this worker, or another, differs from the chief.
-          WorkerError: a worker is missing.
-          RunOver: the run has ended without this worker.
+        facts: returns what must be the same in all workers, by name. Raises ConfigError if a worker differs from the
+        chief, WorkerError if one is missing, RunOver if the run has ended without this one.
         """
         return steps_done, last_step
 
     def session_opened(self, session: v1.Session) -> None:
-        """Takes the session to close if a worker is lost, so that a step which waits for it ends.
-
-        Raises:
-          WorkerError: one is lost already.
-        """
+        """Takes the session to close if a worker is lost, so that a step which waits for it ends; WorkerError if one is
+        lost already."""
 
     def note_step(self) -> None:
-        """Takes notice of the end of a step."""
+        """Notes the end of a step."""
 
     def note_stall(self, what: str, seconds: float) -> None:
-        """Takes notice, in another thread, of a step that stands still.
-
-        A process by itself ends if all of its towers are done and it still waits after worker_timeout_secs more: the
-        all-reduce between its devices hangs, and nothing else can free it.
-
-        Args:
-          what: what it waits for; empty once it goes on.
-          seconds: since that was reported.
-        """
+        """Notes, in another thread, that a step has stood still for some seconds since that was reported, and what it
+        waits for; empty once it goes on."""
+        # all towers are done: the all-reduce between this process's devices hangs, and nothing else can free it
         averages = what == failures.FOR_AVERAGING and len(self.devices.towers) > 1
         if averages and seconds > self._policy.worker_timeout_secs:
             self._leave_at_once(errors.WorkerError(
@@ -109,16 +94,11 @@ class Membership:
         return error
 
     def leave(self, stopped_by: str | None) -> str | None:
-        """Waits until all have ended, so that nobody misses what another still has to send.
-
-        Args:
-          stopped_by: what ended this worker's steps; None if another worker knows.
+        """Waits until all have ended, so that nobody misses what another still has to send. stopped_by: what ended this
+        worker's steps; None if another worker knows. WorkerError if the chief is missing, which had yet to save.
 
         Returns:
           What ended the run, the same in all workers; in one that was told to leave an elastic cluster, that.
-
-        Raises:
-          WorkerError: the chief is missing, which had yet to save.
         """
         return stopped_by
 
@@ -169,7 +149,7 @@ class WorkerMembership(Membership):
         self._heartbeat.note(step=self._heartbeat.status.step + 1)
 
     def note_means(self, count: int, waiting_secs: float) -> None:
-        """Takes, in another thread, the number of means over workers and the time that the next one has taken."""
+        """Notes, in another thread, the number of means over workers and how long the next one has been awaited."""
         self._heartbeat.note(step=count, waiting_secs=waiting_secs)
 
     def note_stall(self, what, seconds):
@@ -212,8 +192,8 @@ class WorkerMembership(Membership):
         return agreed
 
     def _tell_latecomers(self, may_return: bool) -> None:
-        """Stays, as the chief of a run that is over, until workers outside of it have learnt that; and some time for
-        lost ones that start themselves again, which would wait for it for ever."""
+        """Stays, as the chief of a run that is over, until workers outside of it know; and for a while for lost ones
+        that start themselves again, which would wait for it for ever."""
         now = time.monotonic()
         if lost := self._lost() if may_return else []:
             names = ", ".join(map(self.task.name, lost))
@@ -232,7 +212,7 @@ class WorkerMembership(Membership):
         return [i for i in sorted(trained) if not (statuses[i].state is WorkerState.GONE or statuses[i].has_mistake)]
 
     def resized(self) -> errors.WorkerError:
-        """Returns the error with which a cluster restarts itself once it has left because of RESIZED."""
+        """Returns the error by which a worker restarts itself after it has left because of RESIZED."""
         leaving, waiting = sorted(self._rendezvous.leaving), self._waiting() if self.task.is_chief else []
         names = ", ".join(map(self.task.name, leaving or waiting))
         what = "was told to end" if leaving else "waits for a place"

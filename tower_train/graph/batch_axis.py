@@ -13,12 +13,9 @@ Axes = dict[str, int | None]  # {a tensor's name: its axis of examples}
 
 
 def batch_axis(tensor: tf.Tensor, batch: int | None, known: Axes) -> int | None:
-    """Returns the axis of the examples, also where each has several rows; None if no axis holds the whole batch.
+    """Returns the axis of the tower's examples, also if each has several rows; None if no axis holds the whole batch.
 
-    Args:
-      tensor: in the graph of the tower.
-      batch: examples of the tower; None if it is not known.
-      known: the axes of the tower's input; gets those that are found.
+    batch: number of examples, if known; known: the axes of the tower's input, to which those that are found are added.
     """
     stack, path = [tensor], set()
     while stack:  # depth first; not recursive, as networks are deep

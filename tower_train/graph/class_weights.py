@@ -13,14 +13,11 @@ _MOST_NAMES = 10  # in a line
 
 
 def parse(text: str | None, examples: Examples) -> np.ndarray | None:
-    """Returns the weights of classes, float64 [classes], that --class_weight gives; None without it.
+    """Returns the weights of classes of --class_weight, float64 [classes]; None without it.
 
-    `balanced` is n / (k * count) for n examples of k classes, as scikit-learn's compute_class_weight (after King and
-    Zeng 2001, "Logistic regression in rare events data"). Classes without an example, and those that a list of
-    CLASS:WEIGHT leaves out, have weight 1.
-
-    Raises:
-      ConfigError: the classes are not known, or it names no class, or gives no weight of at least 0.
+    `balanced` is n / (k * count) for n examples of k classes, as in scikit-learn's compute_class_weight (after King and
+    Zeng 2001, "Logistic regression in rare events data"). Classes without an example, and those not in a list of
+    CLASS:WEIGHT, have weight 1. ConfigError if the classes are not known, or the list has others, or negative weights.
     """
     if text is None:
         return None

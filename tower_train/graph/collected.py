@@ -1,7 +1,7 @@
-"""Traces that networks in TensorFlow 1's manner leave in the graph: variables that they assign, losses in collections.
+"""Traces of networks in TensorFlow 1's manner: variables that they assign, losses in collections.
 
-A tower's assignments are statistics of its batch, and the losses that it collects are part of its loss, so that N
-towers together do once what one tower does.
+A tower's assignments become statistics of its batch, and its collected losses part of its loss, so that N towers
+together do once what one tower does.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ _COLLECTIONS = (v1.GraphKeys.REGULARIZATION_LOSSES, v1.GraphKeys.LOSSES, v1.Grap
 
 
 def assigned_once(variable: tf.Variable) -> tf.Variable:
-    """Makes what a tower assigns to a variable that is not trained a statistic: the variable gets the mean over towers
-    once a step, or tower 0's value of whole numbers. Until then its tower alone reads what it assigned."""
+    """Turns a tower's assignments to a variable that is not trained into a statistic: the variable gets the mean over
+    towers once a step (of integers, tower 0's value). Until then its tower alone reads what it assigned."""
     if not isinstance(variable.assign, functools.partial):  # else it is one already
         assigns = {"assign": lambda _, value: value, "assign_add": tf.add, "assign_sub": tf.subtract}
         for name, combine in assigns.items():
@@ -46,6 +46,7 @@ def _assign(
 
 
 def _read(variable: tf.Variable, plain: Callable, *args, **kwargs) -> tf.Tensor:
+    # a program reads what it has just assigned, as on one device
     statistics = context.current().statistics or ()
     if v1.get_default_graph() is variable.graph:
         for statistic in statistics:
@@ -66,14 +67,13 @@ def begin_tower(decays: Sequence[tf.Tensor]) -> None:
 def variables_of_tower(collections: Mapping[str, Sequence[str]]) -> Iterator[Callable[[str, tf.Variable], None]]:
     """Lets collections hold the variables, or their copies, that this tower has asked for, as in the first tower.
 
-    tf.compat.v1.layers, and slim's, collect a regularizer's value only for a variable that was not there before.
-
     Args:
       collections: {variable's name: the collections in which it was created}.
 
     Yields:
       A function that notes a variable for which the tower has asked, by the original's name.
     """
+    # tf.compat.v1.layers, and slim's, collect a regularizer's value only for a variable that was not there before
     all_names = v1.get_default_graph().get_all_collection_keys()
     before = {name: v1.get_collection(name) for name in {v1.GraphKeys.GLOBAL_VARIABLES, *all_names}}
     for name, held in list(before.items()):
@@ -100,12 +100,8 @@ def variables_of_tower(collections: Mapping[str, Sequence[str]]) -> Iterator[Cal
 
 
 def whole_loss(loss: tf.Tensor, decays: Sequence[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """Returns a tower's loss with the regularization losses that the tower has collected, and the values of the
-    variables' regularizers that it already contains. Runs UPDATE_OPS.
-
-    Raises:
-      GraphError: another loss was collected, and is not part of the loss.
-    """
+    """Returns a tower's loss with its collected regularization losses, and the values of the variables' regularizers
+    that it already contains. Runs UPDATE_OPS. GraphError if another loss was collected that is not part of the loss."""
     regularization, others, updates = map(v1.get_collection, _COLLECTIONS)
     collected = [each for each in (*regularization, *others) if each is not loss]
     if not collected and not updates:

@@ -1,8 +1,7 @@
 """Collective operations: means, rows and copies of values over towers, devices and workers.
 
-Each process builds its own graph, and collective operations of two graphs meet by integers: the key of their group of
-devices, and their own. Both are hashes of names here, and so the same in all workers, whatever else is in a graph and
-in whatever order it was made.
+Each process builds its own graph, and collective operations of two graphs meet by two integers: the key of their group
+of devices, and their own. Both are hashes of names here, the same in all workers whatever else is in a graph.
 """
 
 import hashlib
@@ -19,11 +18,11 @@ from tower_train.graph.gradients import Gradient, variable_name
 v1 = tf.compat.v1
 
 MESSAGE_BYTES = 4 * 2**20  # of small tensors that travel together; more would make the first of them wait for the last
-# Groups: all towers of all workers; the devices of this worker, or with a number those of that number of all; hosts.
+# Groups: all towers of all workers; this worker's devices, or with a number that device of each worker; hosts.
 _TOWERS, _DEVICES, _HOSTS = "towers", "devices", "hosts"
 _LARGEST_KEY = 2**31 - 1
 _ATTRIBUTE = "tower_train_keys"  # of a graph
-# Types that TensorFlow sends, and those that hold all values of others.
+# Types that TensorFlow sends; others travel as one of these that holds all of their values.
 _SENT = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 _SENT_AS = {
     tf.bfloat16: tf.float32,
@@ -31,11 +30,11 @@ _SENT_AS = {
     tf.uint64: tf.int64,
     **dict.fromkeys([tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16], tf.int32),
 }
-_SUMMED_AS = {tf.float16: tf.float32, tf.bfloat16: tf.float32}  # and rounded once
+_SUMMED_AS = {tf.float16: tf.float32, tf.bfloat16: tf.float32}  # so that a sum is rounded once
 
 
 def collective_key(name: str) -> int:
-    """Returns the key of a group, or of an operation."""
+    """Returns the key of a group, or of an operation; not hash(), which differs between processes."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little") & _LARGEST_KEY
 
 
@@ -43,8 +42,7 @@ class Keys:
     """The keys of one graph's operations, and what this worker means by them."""
 
     def __init__(self):
-        # {name of what is averaged or broadcast: its dtype and shape}, for comparison with other workers
-        self.meaning: dict[str, str] = {}
+        self.meaning: dict[str, str] = {}  # {name of an averaged or broadcast tensor: its dtype and shape}
         self._uses: dict[str, int] = {}
         self._compared, self._lock = 0, threading.Lock()
 
@@ -63,15 +61,15 @@ class Keys:
         return self._uses[name]
 
     def take(self, name: str) -> int:
-        """Returns the key of an operation, which depends on its name and the number of earlier ones of that name."""
-        return (collective_key(name) + self.count(name)) & _LARGEST_KEY  # uses of a name get neighbouring keys
+        """Returns the key of an operation, from its name and the number of earlier ones of that name."""
+        return (collective_key(name) + self.count(name)) & _LARGEST_KEY
 
     def compared(self, compare: Callable[[Mapping[str, str]], None]) -> tf.Tensor:
-        """Returns a bool scalar to depend on before operations between workers: to compute it calls compare(meaning) if
+        """Returns a bool scalar to depend on before operations between workers: computing it calls compare(meaning) if
         names were added since the last call."""
 
         def up_to_date():
-            with self._lock:
+            with self._lock:  # steps of two sessions may run at once
                 if self._compared < len(self.meaning):
                     compare(self.meaning)
                     self._compared = len(self.meaning)
@@ -87,8 +85,8 @@ def described(dtype: tf.DType, shape: tf.TensorShape) -> str:
 
 
 def mean_over_towers(value: tf.Tensor, num_towers: int, place: str) -> tf.Tensor:
-    """Returns the mean of `value`, of one shape and dtype, over num_towers towers of all workers. Each tower calls it
-    once with the same `place`, a name of a place in the network."""
+    """Returns the mean of `value` over num_towers towers of all workers. Each calls it once, with the same shape, dtype
+    and `place`, a name in the network."""
     return _reduce(value, _TOWERS, num_towers, collective_key(place), hint="auto")
 
 
@@ -104,12 +102,8 @@ def gather_over_towers(value: tf.Tensor, num_towers: int, place: str) -> tf.Tens
 
 
 def reduce(tensor: tf.Tensor, size: int, name: str, final: str = "Id") -> tf.Tensor:
-    """Adds tensors of equal shapes over `size` workers.
-
-    Args:
-      tensor, size, name: this worker's tensor, the number of workers, a name that is the same in all of them.
-      final: 'Div' divides the sum by `size`; 'Id' does not.
-    """
+    """Adds tensors of equal shapes over `size` workers, by a name that is the same in all of them. final: 'Div' divides
+    the sum by `size`; 'Id' does not."""
     sent = _SUMMED_AS.get(tensor.dtype) or _sent(tensor.dtype)
     with tf.device(HOST):
         reduced = _reduce(tf.cast(tensor, sent), _HOSTS, size, _take(name), final)
@@ -117,12 +111,10 @@ def reduce(tensor: tf.Tensor, size: int, name: str, final: str = "Id") -> tf.Ten
 
 
 def gather(rows: Sequence[tf.Tensor], size: int, name: str) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Returns the rows of all workers, in their order, of several tensors with equally many.
+    """Returns the rows of all `size` workers, in their order, by a name that is the same in all of them.
 
     Args:
       rows: tensors [n, ...], with any n in each worker; the rest of the shape is the same.
-      size: number of workers.
-      name: of these rows, in all workers.
 
     Returns:
       The tensors [sum of n over workers, ...], and n over workers, int32.
@@ -152,7 +144,7 @@ def gather(rows: Sequence[tf.Tensor], size: int, name: str) -> tuple[list[tf.Ten
 
 
 def broadcast(value: tf.Tensor | None, dtype: tf.DType, shape: tf.TensorShape, size: int, name: str) -> tf.Tensor:
-    """Returns one worker's value, of this dtype and shape, in all `size` workers; the others give None."""
+    """Returns one worker's value, of this dtype and shape, in all `size` workers; the other workers pass None."""
     sent = _sent(dtype)
     if not shape.is_fully_defined():
         raise errors.GraphError(f"Only what has a known shape can be broadcast; this one is {shape}.")
@@ -168,12 +160,8 @@ def broadcast_variables(variables: Sequence[tf.Variable], size: int, is_root: bo
     done = []
     with v1.name_scope("broadcast"), tf.device(HOST):
         for variable in variables:
-            arguments = (
-                variable.dtype.base_dtype,
-                variable.shape,
-                size,
-                f"{series} broadcast of {variable_name(variable)}",
-            )
+            name = f"{series} broadcast of {variable_name(variable)}"
+            arguments = variable.dtype.base_dtype, variable.shape, size, name
             if is_root:
                 done.append(broadcast(variable.read_value(), *arguments).op)
             else:
@@ -186,6 +174,17 @@ class AllReduce:
 
     Several workers average on one of their own devices first, and then between those devices of all workers, so that a
     worker's bytes on the network do not grow with its devices.
+
+    Args:
+      devices: those of the values.
+      kind: 'collective' (TensorFlow's ring), 'nccl' (NVIDIA's), or 'add_n' (on one device; between workers the ring).
+      num_workers: each with as many devices.
+      weight: of this worker in the means, 1 on average over workers; None if all weigh the same.
+      name: separates its messages from those of another AllReduce of the same server.
+      dtype: of the values as they are sent; None for their own, or float32 if they have 16 bits.
+
+    Raises:
+      ConfigError: nccl without GPUs.
     """
 
     def __init__(
@@ -197,41 +196,20 @@ class AllReduce:
         name: str = "all-reduce",
         dtype: tf.DType | None = None,
     ):
-        """Chooses the kind of all-reduce.
-
-        Args:
-          devices: those of the values.
-          kind: 'collective' (TensorFlow's ring), 'nccl' (NVIDIA's), or 'add_n' (on one device; between workers the
-            ring).
-          num_workers: each with as many devices.
-          weight: of this worker in the means, 1 on average over workers; None if all weigh the same.
-          name: separates its messages from those of another AllReduce of the same server.
-          dtype: of the values as they are sent; None for their own, or float32 if they have 16 bits.
-
-        Raises:
-          ConfigError: nccl without GPUs.
-        """
         if kind == "nccl" and not all("gpu" in device for device in devices):
             raise errors.ConfigError(
                 f"--all_reduce=nccl is for GPUs, but the variables live on {', '.join(devices)}. "
                 "Use --all_reduce=collective."
             )
-        self._devices, self._kind, self._dtype = devices, kind, dtype
-        self.num_workers = num_workers  # that average together
-        self._weight, self._name = weight, name
-        # must run in each step on all devices, even where the mean is not used: they wait for each other
+        self._devices, self._kind, self._dtype, self._weight, self._name = devices, kind, dtype, weight, name
+        self.num_workers = num_workers
+        # each step must run these on all devices, even if a mean is not used: they wait for each other
         self.operations: list[tf.Operation] = []
         self._last_of_nccl: list[tf.Operation] = []
 
     def mean(self, values: Sequence[Sequence[Gradient]]) -> list[list[Gradient]]:
-        """Averages values over all devices.
-
-        Args:
-          values: over devices, the same number of tensors of static shapes, or of IndexedSlices.
-
-        Returns:
-          Over devices, the means in the same order. IndexedSlices stay sparse.
-        """
+        """Averages values over all devices: over devices, as many tensors of static shapes, or IndexedSlices, which
+        stay sparse. Returns the means in the same order."""
         if len(self._devices) * self.num_workers == 1:
             return [list(local) for local in values]
         means = [[None] * len(local) for local in values]
@@ -287,13 +265,9 @@ class AllReduce:
         return means
 
     def _mean_on(self, buffers: list[tf.Tensor], devices: Sequence[str], group: str, size: int) -> list[tf.Tensor]:
-        """Returns the means of one message on these devices: of buffers of equal shapes, one a device, over the `size`
-        members of a group.
-
-        NCCL's operations wait for those of the message before: in another order on another device they would wait for
-        ever. They are requested one by one, since the session's `collective_nccl` also covers those of layers, which
-        have no such order.
-        """
+        """Returns the means of one message: equal buffers, one a device, over the `size` members of a group."""
+        # NCCL's operations wait for those of the message before: in another order on another device they would wait
+        # for ever. Each asks for it, as the session's `collective_nccl` also covers layers', which have no such order.
         is_nccl, key, means = self._kind == "nccl", _take(self._name), []
         for device, buffer in zip(devices, buffers, strict=True):
             with tf.device(device), tf.control_dependencies(self._last_of_nccl):
@@ -331,14 +305,11 @@ class AllReduce:
 
 
 def _messages(values: Sequence[Gradient]) -> list[list[int]]:
-    """Groups values that travel together, in the order of the backward pass: the last variable's first.
-
-    Large and sparse values travel alone, which saves a copy of large ones.
-    """
+    """Groups values that travel together, in the order of the backward pass: the last variable's first."""
     messages, bytes_together = [], {}
     for i, value in reversed(list(enumerate(values))):
         size = MESSAGE_BYTES if isinstance(value, tf.IndexedSlices) else value.shape.num_elements() * value.dtype.size
-        if size >= MESSAGE_BYTES // 4:
+        if size >= MESSAGE_BYTES // 4:  # large and sparse ones alone, which saves a copy
             messages.append([i])
             continue
         open_message, size_before = bytes_together.get(value.dtype, (None, 0))

@@ -1,7 +1,7 @@
-"""The one record through which layers and the training graph know each other.
+"""The record through which layers and the training graph know each other.
 
-The training graph enters it for each tower that it builds; layers look at `current()`. It is empty elsewhere, such as
-in evaluation.
+The training graph enters it for each tower that it builds; layers look at `current()`, which is empty elsewhere, such
+as in evaluation.
 """
 
 import contextlib
@@ -23,9 +23,7 @@ class Statistic(NamedTuple):
     moving: tf.Variable  # the variable, or this tower's copy of it
     value: tf.Tensor  # of this step; the shape and dtype of `moving`
     momentum: float  # moving = momentum * moving + (1 - momentum) * mean of the towers' values
-    # whether `moving` has a moving average, as weights have; it must be of
-    # normalization.moving_collections(is_averaged)
-    is_averaged: bool = True
+    is_averaged: bool = True  # has a moving average, as weights have (see normalization.moving_collections)
 
     @property
     def is_mean(self) -> bool:
@@ -39,7 +37,7 @@ class ParamGroup(NamedTuple):
     rate_factor: float = 1.0  # multiplies the learning rate
     until_epoch: float = math.inf  # number of epochs after which the rate is 0
     muon: bool = True  # False: --optimizer=muon moves it by momentum, whatever its rank
-    momentum: float | None = None  # in place of --momentum; None for that
+    momentum: float | None = None  # None: --momentum
     from_epoch: float = 0.0  # number of epochs before which the rate is 0
 
 
@@ -50,35 +48,25 @@ class Context:
     tower: int = 0  # its index, over the towers of all workers
     towers: int = 1  # number of towers, over all workers, that compute at a time and so normalise together
     turn: int = 0  # of the tower on its device, 0 for the first
-    by_tower: bool = False  # whether each normalises by its own batch all the same
-    # differentiable, tensors -> their means over all towers, in programs whose towers meet; None: by collectives
+    by_tower: bool = False  # each normalises by its own batch all the same
+    # in programs whose towers meet: tensors -> their means over all towers, differentiable; None: by collectives
     mean: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]] | None = None
     graph: tf.Graph | None = None  # of the tower; None outside of towers
     batch: int | None = None  # examples of the tower; None outside of towers
-    # for batch_axis.batch_axis, with the axes of the tower's input
-    batch_axes: Axes = dataclasses.field(default_factory=dict)
-    # float64 scalar, the epochs seen before this step; None when nothing is trained
-    epochs_seen: tf.Tensor | None = None
+    batch_axes: Axes = dataclasses.field(default_factory=dict)  # known ones, see batch_axis.py
+    epochs_seen: tf.Tensor | None = None  # before this step, float64 scalar; None when nothing is trained
     dtype: tf.DType = tf.float32  # of the arithmetic, for networks without floating-point features
-    frozen: bool = False  # whether new variables are not trained
-    # the layers' statistics of the tower's batch; None outside of a tower that is trained
-    statistics: list[Statistic] | None = None
-    # the names of tensors that were normalised by the batch
-    normalized: list[str] = dataclasses.field(default_factory=list)
+    frozen: bool = False  # new variables are not trained
+    statistics: list[Statistic] | None = None  # of the tower's batch; None outside of a tower that is trained
+    normalized: list[str] = dataclasses.field(default_factory=list)  # names of tensors normalised by the batch
     # {variable's name: its group}, of the variables created in blocks of layers.param_group
     param_groups: dict[str, ParamGroup] = dataclasses.field(default_factory=dict)
     draws: Draws | None = None  # the random numbers of its layers; None where examples have no positions
     builds_keras: bool = False  # a Keras model is being built, whose variables do not come from get_variable
 
     def enter_tower(self, index: int = 0, draws: Draws | None = None, turn: int = 0, inputs: Sequence[tf.Tensor] = ()):
-        """Enters the context of the trained tower that comes `index` after this one.
-
-        Args:
-          index, turn: of the tower.
-          draws: of its layers.
-          inputs: its examples, [batch, ...].
-        """
-        batches = {size for tensor in inputs if (size := tensor.shape[:1].num_elements())}
+        """Enters the context of the trained tower that comes `index` after this one. inputs: its examples."""
+        batches = {size for tensor in inputs if (size := tensor.shape[:1].num_elements())}  # scalars have none
         tower = dataclasses.replace(
             self,
             tower=self.tower + index,
@@ -88,7 +76,7 @@ class Context:
             batch_axes={tensor.name: 0 for tensor in inputs},
             graph=tf.compat.v1.get_default_graph(),
             normalized=[],
-            statistics=None if self.mean else [],
+            statistics=None if self.mean else [],  # towers that meet assign their mean at once
         )
         return entered(tower)
 

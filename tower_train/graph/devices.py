@@ -1,4 +1,4 @@
-"""The devices that carry towers, and the host."""
+"""The devices of the towers, and the host."""
 
 import contextlib
 import dataclasses
@@ -21,8 +21,7 @@ class Gpu(NamedTuple):
     """A GPU of this machine."""
 
     name: str  # of its model, for people
-    # NVIDIA's compute capability, (major, minor); None for other makers, or if unknown
-    capability: tuple[int, int] | None = None
+    capability: tuple[int, int] | None = None  # NVIDIA's, (major, minor); None for other makers, or if unknown
 
 
 def as_gpu(device: tf.config.PhysicalDevice) -> Gpu:
@@ -37,8 +36,8 @@ class Devices:
 
     towers: tuple[str, ...]  # device string of each tower, such as '/gpu:1'
     names: tuple[str, ...]  # of each tower's device, for people
-    session_config: tf.compat.v1.ConfigProto  # the ConfigProto under which these device strings exist
-    gpus: tuple[Gpu, ...] = ()  # those that carry the towers, in the same order; none for towers on the CPU
+    session_config: tf.compat.v1.ConfigProto  # under which these device strings exist
+    gpus: tuple[Gpu, ...] = ()  # of the towers, in the same order; none for towers on the CPU
     notes: tuple[str, ...] = ()  # lines about them at the beginning of a run
     num_workers: int = 1  # processes that train together, each with as many towers
     worker: int = 0  # index of this one
@@ -49,11 +48,8 @@ class Devices:
 
 
 def place(options: DeviceOptions, gpus_here: list[str | Gpu] | None = None, local: tuple[int, int] = (0, 1)) -> Devices:
-    """Chooses the devices.
-
-    A process sees the chosen GPUs only, numbered in the order of the machine's, from TensorFlow's first use of a
-    device; its memory on them grows as needed. A GPU that the program has split into logical devices counts as that
-    many.
+    """Chooses the devices. From TensorFlow's first use of a device on, this process sees the chosen GPUs only, and its
+    memory on them grows as needed. A GPU that the program has split into logical devices counts as that many.
 
     Args:
       options: num_gpus, gpus, device.
@@ -62,8 +58,8 @@ def place(options: DeviceOptions, gpus_here: list[str | Gpu] | None = None, loca
         which.
 
     Raises:
-      ConfigError: more GPUs, or others, than there are; the message lists those. Or none that TensorFlow can use on a
-        machine with an NVIDIA driver, unless the CPU is asked for.
+      ConfigError: more GPUs, or others, than there are; or none that TensorFlow can use on a machine with an NVIDIA
+        driver, unless the CPU is asked for.
     """
     looks, asks_for_cpu = gpus_here is None, options.device == "cpu"
     if looks:
@@ -82,7 +78,7 @@ def place(options: DeviceOptions, gpus_here: list[str | Gpu] | None = None, loca
         raise errors.ConfigError(
             f"{asked}: this machine's GPUs are: {there}. Ask for those, or use --device=cpu for towers on the CPU."
         )
-    # TensorFlow numbers visible GPUs anew, in the machine's order
+    # TensorFlow numbers visible GPUs anew, in the machine's order, whatever the order of --gpus
     chosen, seen, proto = tuple(gpus_here[i] for i in wanted), sorted(wanted), _session_config(options)
     if looks:
         seen = _show_only(wanted)
@@ -111,11 +107,9 @@ def _share(count: int, here: int, rank: int, size: int) -> tuple[int, ...]:
 
 
 def notes_on_new_models(gpus: Iterable[Gpu]) -> list[str]:
-    """Returns a line for each model of GPU that is newer than TensorFlow's binaries, of which the first start
-    compiles kernels for minutes in silence.
-
-    Binaries for 9.0 run on later ones of 9; for others TensorFlow compiles the PTX in compute_90.
-    """
+    """Returns a line for each model of GPU that is newer than TensorFlow's binaries: its first start compiles kernels
+    for minutes in silence."""
+    # binaries for 9.0 run on later ones of 9; for others TensorFlow compiles the PTX in compute_90
     built_for = tf.sysconfig.get_build_info().get("cuda_compute_capabilities", [])  # such as sm_80, compute_90
     newest_major = max(
         (int(target[1]) for target in map(re.compile(r"\w+_(\d+)\d").fullmatch, built_for) if target), default=99
@@ -139,8 +133,8 @@ def _gpus_here() -> list[tf.config.PhysicalDevice]:
 
 
 def use_gpus_alike(proto: tf.compat.v1.ConfigProto) -> None:
-    """Gives a session TensorFlow's GPUs, numbers and memory as outside of sessions: two numberings in one process are
-    refused (tensorflow#19083), and the first use of a GPU decides on its memory."""
+    """Gives a session the GPUs, their numbers and their memory as TensorFlow has them outside of sessions."""
+    # it refuses two numberings in one process (tensorflow#19083), and the first use of a GPU decides on its memory
     outside = tf.__internal__.eager_context.get_config()
     proto.gpu_options.CopyFrom(outside.gpu_options)
     proto.pluggable_device_options.CopyFrom(outside.pluggable_device_options)
@@ -151,7 +145,7 @@ def _on_cpu(options: DeviceOptions) -> Devices:
     proto.device_count["CPU"] = count
     proto.device_count["GPU"] = 0
     rewrites = proto.graph_options.rewrite_options
-    # Those for GPUs, and the second round, find nothing to do here: a third of what precedes the first step.
+    # rewrites for GPUs, and a second round of all, find nothing to do here and take a third of the start
     rewrites.layout_optimizer, rewrites.memory_optimization = rewrites.OFF, rewrites.NO_MEM_OPT
     rewrites.meta_optimizer_iterations = rewrites.ONE
     return Devices(
@@ -164,14 +158,14 @@ def _session_config(options: DeviceOptions) -> tf.compat.v1.ConfigProto:
         allow_soft_placement=True,
         log_device_placement=options.log_device_placement,
     )
-    # It sinks operations into branches, which are lowered before, and so only costs time before the first step.
+    # it sinks operations into branches, but these are lowered before it runs: it only delays the first step
     proto.graph_options.rewrite_options.disable_tfg_optimizer = True
     return proto
 
 
 def _show_only(wanted: tuple[int, ...]) -> list[int]:
     """Lets this process see the wanted GPUs only, unless TensorFlow has used its devices already; returns the numbers
-    of those that it sees. Raises ConfigError if a wanted one is not among them."""
+    of those that it sees. ConfigError if a wanted one is not among them."""
     here = _gpus_here()
     _hide_others(list(dict.fromkeys(here[i] for i in sorted(wanted))))
     visible = tf.config.get_visible_devices("GPU")
@@ -192,10 +186,8 @@ def _hide_others(visible: list[tf.config.PhysicalDevice]) -> None:
 
 
 def let_memory_grow(devices: list[tf.config.PhysicalDevice]) -> None:
-    """Keeps TensorFlow from taking all memory of GPUs at once, if it has not used them yet.
-
-    A program that split a GPU into logical devices has given them their memory; TensorFlow then lets none grow.
-    """
+    """Keeps TensorFlow from taking all memory of GPUs at once, if it has not used them yet."""
+    # whoever splits a GPU into logical devices has given them their memory; TensorFlow then lets none grow
     if any(tf.config.get_logical_device_configuration(gpu) for gpu in devices):
         return
     for gpu in devices:
@@ -204,8 +196,7 @@ def let_memory_grow(devices: list[tf.config.PhysicalDevice]) -> None:
 
 
 def _check_driver() -> None:
-    """Raises ConfigError on a machine with an NVIDIA driver, without a reason for TensorFlow to see no GPU: a silent
-    run on its CPU would waste it."""
+    """Raises ConfigError on a machine with an NVIDIA driver: a silent run on its CPU would waste it."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") or not (driver := host.nvidia_driver()):
         return
     if importlib.util.find_spec("nvidia"):
@@ -219,8 +210,7 @@ def _check_driver() -> None:
 
 
 def refuse_auto_jit() -> None:
-    """Raises ConfigError for a TF_XLA_FLAGS that compiles what draws random numbers: they are others then, and run.json
-    would not tell why."""
+    """Raises ConfigError for a TF_XLA_FLAGS that compiles what draws random numbers."""
     flags = os.environ.get("TF_XLA_FLAGS", "")
     if "tf_xla_auto_jit" in flags:
         raise errors.ConfigError(
@@ -233,9 +223,9 @@ def choose_kernels(deterministic: bool, tensor_float_32: bool | None) -> None:
     """Chooses kernels for all that this process builds and runs from now on.
 
     Args:
-      deterministic: whether GPUs are to repeat to the bit, until the process ends.
-      tensor_float_32: whether GPUs may round the factors of float32 products to 10 bits, which is several times as fast
-        (Ampere and later); None leaves TensorFlow's setting, by default True.
+      deterministic: GPUs repeat to the bit, until the process ends.
+      tensor_float_32: GPUs may round the factors of float32 products to 10 bits, which is several times as fast (Ampere
+        and later); None leaves TensorFlow's setting, by default True.
     """
     if tensor_float_32 is not None:
         tf.config.experimental.enable_tensor_float_32_execution(tensor_float_32)

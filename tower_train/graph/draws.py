@@ -1,4 +1,4 @@
-"""Random numbers as functions of a key and a position, which no division of the batch and no restart changes."""
+"""Random numbers as functions of a key and a position: neither the number of towers nor a restart changes them."""
 
 import collections
 import contextlib
@@ -25,12 +25,8 @@ def random_key(text: str) -> int:
 
 
 def philox(name: str, counter: tf.Tensor) -> dict:
-    """Returns the arguments by which a stateless op draws the numbers of a name from this counter on.
-
-    Args:
-      name: separates these numbers from others.
-      counter: int64 scalar, in steps of OUTPUTS numbers of 32 bits.
-    """
+    """Returns the arguments by which a stateless op draws the numbers of a name from this counter on (int64 scalar, in
+    steps of OUTPUTS numbers of 32 bits)."""
     return {
         "key": tf.constant([random_key(name)], tf.uint64),
         "counter": tf.cast(tf.stack([counter, 0]), tf.uint64),
@@ -39,17 +35,9 @@ def philox(name: str, counter: tf.Tensor) -> dict:
 
 
 def located(positions: tf.Tensor, num_examples: int, seed: int | None) -> tuple[tf.Tensor, tf.Tensor | None]:
-    """Returns (epoch, example) at the given positions of the endless stream.
-
-    Args:
-      positions: int64 [batch].
-      num_examples: the size of an epoch.
-      seed: 0 <= seed < 2**63; None for examples in an order of their own.
-
-    Returns:
-      int64 [batch], and int64 [batch] with each 0 <= index < num_examples, or None. Every epoch holds every example
-      once, in an order of its own.
-    """
+    """Returns (epoch, example) at positions of the endless stream, int64 [batch]. Every epoch holds each of the
+    num_examples examples once, in another order. seed: below 2**63; None for examples in an order of their own, whose
+    indices are None."""
     epochs = positions // num_examples
     if seed is None:
         return epochs, None
@@ -59,7 +47,7 @@ def located(positions: tf.Tensor, num_examples: int, seed: int | None) -> tuple[
 
 def shuffled(places: tf.Tensor, sizes: tf.Tensor, epochs: tf.Tensor, seed: int) -> tf.Tensor:
     """Returns where the places of an epoch's order lie before it is shuffled; all int64 [batch], 0 <= place < size."""
-    # The cipher uses only the low 8 bits of each of its three seeds (9 above 65,536 examples), so counted epochs would
+    # The cipher uses only the low 8 bits of each of its three seeds (9 above 65,536 examples), so epoch numbers would
     # soon repeat: it gets random ones.
     first = tf.reduce_min(epochs)
     seeds = tf.raw_ops.StatelessRandomUniformFullIntV2(
@@ -74,12 +62,11 @@ def shuffled(places: tf.Tensor, sizes: tf.Tensor, epochs: tf.Tensor, seed: int) 
 
 
 def split_mix(key: int, counters: tf.Tensor) -> tf.Tensor:
-    """Draws by SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators", section 2.3),
-    at the given places of the sequence that begins at the key.
+    """Draws by SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators", section 2.3).
 
     Args:
-      key: 0 <= key < 2**64.
-      counters: int64 [...], at least 0.
+      key: where the sequence begins, below 2**64.
+      counters: int64 [...], places in it, at least 0.
 
     Returns:
       float32 [...], multiples of 2^-24, uniform in [0, 1).
@@ -100,8 +87,7 @@ class Draws:
     """The random numbers of consecutive examples: functions of the seed, a name and the example's position.
 
     Implements workload.Draws for a workload's augmentation, and draws for its layers. Each example takes as many steps
-    of Philox's counter as its numbers need, so a tower's numbers are one section of the numbers of all positions. The
-    counter advances with each number, so the indices of examples, which are not consecutive, use SplitMix64.
+    of Philox's counter as its numbers need, so a tower's numbers are one section of the numbers of all positions.
     """
 
     def __init__(
@@ -113,8 +99,7 @@ class Draws:
         locate: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor | None]] | None = None,
         device: str | None = HOST,
     ):
-        """Draws nothing yet.
-
+        """
         Args:
           seed: of the training; or a text that separates these numbers from those of training.
           first: int64 scalar, the position of the first example.
@@ -145,7 +130,7 @@ class Draws:
                 f"draws.per_example({name!r}): these examples come in an order of their own, so that none has an index "
                 "to draw its numbers by. Use draws.uniform, or examples that are fetched by index."
             )
-        with self._aside():
+        with self._aside():  # SplitMix64, as Philox draws consecutive numbers, and indices are not consecutive
             counters = self.indices[:, tf.newaxis] * count + tf.range(count, dtype=tf.int64)
             return split_mix(random_key(f"{self._seed} example {name}"), counters)
 
@@ -154,11 +139,8 @@ class Draws:
         self._is_closed = True
 
     def rows_each(self, shape) -> int | None:
-        """Returns the rows_each of `for_layer` for a tensor of this shape.
-
-        1 for a row per example, None for a scalar or one row in all, which belong to the step; 0 if rows and examples
-        do not fit.
-        """
+        """Returns the rows_each of `for_layer` for a tensor of this shape: 1 for a row per example, None for a scalar
+        or one row, which belong to the step, 0 if rows and examples do not fit."""
         sizes = _sizes(shape)
         if sizes and isinstance(sizes[0], int) and sizes[0] == (self._batch or sizes[0]):
             return 1
@@ -185,6 +167,7 @@ class Draws:
         first, rows = self._step, (1, math.prod(sizes))
         if rows_each is not None:
             first, rows = self._first, (sizes[0] // rows_each, rows_each * math.prod(sizes[1:]))
+        # evaluation's seed is a text, which separates its numbers already
         name = f"layer {layer} {self.names[layer]}" if isinstance(self._seed, int) else f"{layer} {self.names[layer]}"
         self.names[layer] += 1
         op = tf.raw_ops.StatelessRandomNormalV2 if normal else tf.raw_ops.StatelessRandomUniformV2
@@ -209,7 +192,7 @@ class Draws:
                     "for each dimension, None for the inputs' size."
                 )
             sizes = [size if wanted is None else wanted for size, wanted in zip(sizes, noise_shape, strict=True)]
-        # In float32 for all inputs, so that each dtype drops the same.
+        # in float32 whatever the inputs are, so that each dtype drops the same
         kept = self.for_layer(layer, sizes, rows_each=rows_each) >= rate
         return tf.where(kept, inputs * (1 / (1 - rate)), tf.zeros([], inputs.dtype))
 

@@ -1,9 +1,8 @@
 """Examples in an order of their own: their division among workers, and the iterator's state in the checkpoint.
 
 Workers need not communicate. Either all go through the same elements and each keeps its part of every step, which is
-the order of one worker; or each reads its own files, then the next worker's, and so on around. So workers of
-equal batches stay together however unequal their files are: N workers have seen each element N times when each has gone
-around once.
+the order of one worker; or each reads its own files, then the next worker's, and so on around: when each has gone
+around once, N workers have seen each element N times, however unequal their files are.
 """
 
 import dataclasses
@@ -23,17 +22,16 @@ _NAME = re.compile(r"iterator/(?:worker_\d+_of_(\d+)/)?batches_of_\w+")
 
 @dataclasses.dataclass(frozen=True)
 class IteratorState:
-    """The saved state of an iterator.
-
-    tf.data itself writes the state: the position of every source, the next draws of shuffles, and every element on its
-    way (in shuffle buffers, parallel maps, prefetched), so that none is lost or repeated. It is kept as text in a
-    variable, and not by tf.data.experimental.make_saveable_from_iterator, since workers send theirs to the chief.
+    """The saved state of an iterator, written by tf.data itself: the position of every source, the next draws of
+    shuffles, and every element on its way (in shuffle buffers, parallel maps, prefetched), so none is lost or repeated.
     """
 
-    variables: Sequence[tf.Variable]  # over workers, string scalars, the states when `write` was last run; empty before
+    # over workers, string scalars, the states when `write` was last run; empty before. Not make_saveable_from_iterator,
+    # since workers send theirs to the chief
+    variables: Sequence[tf.Variable]
     worker: int  # index of this process
-    write: tf.Operation  # op that writes the state into this worker's variable
-    resume: tf.Operation  # op that moves the iterator to the saved state, after its initializer; nothing if it is empty
+    write: tf.Operation  # writes the state into this worker's variable
+    resume: tf.Operation  # moves the iterator to the saved state, after its initializer; nothing if that is empty
     length: tf.Tensor  # int64 scalar, the elements of the whole dataset; negative if endless or unknown
 
 
@@ -44,11 +42,8 @@ def saved_by(variable: str) -> int | None:
 
 
 def iterator_state(iterator, layout: Layout, is_preprocessed: bool, length: tf.Tensor) -> IteratorState:
-    """Returns the state of a worker's iterator.
-
-    Its variables' names contain the size of a worker's batches, and whether these are preprocessed, since the state
-    holds some of them. length: as in IteratorState.
-    """
+    """Returns the state of a worker's iterator. length: as in IteratorState."""
+    # The state holds some batches, so the name tells their size, and whether they are preprocessed.
     name, worker = f"batches_of_{layout.worker_batch}{'' if is_preprocessed else '_not_distorted'}", layout.worker
     names = [f"iterator/{name}"]
     if layout.num_workers > 1:
@@ -72,18 +67,13 @@ def iterator_state(iterator, layout: Layout, is_preprocessed: bool, length: tf.T
 
 
 def batches(examples: Examples, size: int, num_workers: int, worker: int) -> tuple[tf.data.Dataset, tf.Tensor]:
-    """Makes the dataset of one worker's batches.
-
-    Args:
-      examples: with `elements`.
-      size: examples of a batch.
-      num_workers, worker: number of workers, and index of this one.
+    """Makes the dataset of one worker's batches of `size` examples.
 
     Returns:
       The dataset; int64 scalar, the number of elements for all workers, negative if endless or unknown.
     """
     elements = examples.open_for_worker(worker, num_workers) if examples.open_for_worker else examples.opened_elements()
-    steps = in_fixed_order(elements).batch(size, drop_remainder=True)
+    steps = in_fixed_order(elements).batch(size, drop_remainder=True)  # of one size, so that plain means stay right
     if num_workers > 1 and not examples.open_for_worker:
         steps = steps.shard(num_workers, worker)
     return steps, tf.data.experimental.cardinality(elements)

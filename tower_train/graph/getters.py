@@ -9,16 +9,13 @@ v1 = tf.compat.v1
 
 
 def variable_dtype(dtype: tf.DType) -> tf.DType:
-    """Returns the dtype of variables, gradients and losses: that of the arithmetic, but never below float32.
-
-    A step's change of a weight is mostly too small for bfloat16 and float16 (Micikevicius et al. 2018, "Mixed precision
-    training", section 3.1).
-    """
+    """Returns the dtype of variables, gradients and losses: that of the arithmetic, but never below float32."""
+    # a weight's change in a step is often too small for 16 bits (Micikevicius et al. 2018, "Mixed precision training")
     return tf.float32 if dtype in (tf.bfloat16, tf.float16) else dtype
 
 
 def kept_in_full_precision(getter, name, shape=None, dtype=tf.float32, initializer=None, *args, **kwargs):
-    """Gets a copy of a float32 variable for a network that asks for one below float32; a custom getter."""
+    """Gets a float32 variable, cast to the lower dtype that the network asks for; a custom getter."""
     dtype = tf.as_dtype(dtype)
     if initializer is not None and not callable(initializer):  # a value, whose dtype is that of the variable
         value = tf.convert_to_tensor(initializer)

@@ -18,8 +18,8 @@ GradientsAndVariables = list[tuple[Gradient, tf.Variable]]
 
 
 def forget_functions(graph: tf.Graph) -> None:
-    """Forgets the functions of a graph's custom gradients, once no more gradients are taken: TensorFlow registers each
-    for ever, and it holds the graph."""
+    """Forgets the functions of a graph's custom gradients, once no more gradients are taken."""
+    # TensorFlow registers each of them for ever, and with it the graph
     for each in (graph, *(function.graph for function in graph._functions.values())):
         for op in each.get_operations():
             if op.type == "IdentityN":
@@ -35,8 +35,8 @@ def average_gradients(tower_grads: list[GradientsAndVariables]) -> GradientsAndV
         its variable's shape, or is IndexedSlices, or None.
 
     Returns:
-      The list over variables of (mean gradient, variable), in that order. IndexedSlices stay sparse. A variable that
-        has no gradient in any tower is left out, with one warning that names it.
+      Over variables, (mean gradient, variable). IndexedSlices stay sparse. A variable that has no gradient in any tower
+        is left out, with one warning that names it.
 
     Raises:
       GraphError: no towers, towers with different variables, or a gradient that only some towers have.
@@ -49,10 +49,8 @@ def average_gradients(tower_grads: list[GradientsAndVariables]) -> GradientsAndV
 
 
 def without_unused(tower_grads: list[GradientsAndVariables]) -> list[GradientsAndVariables]:
-    """Returns the lists without the variables that have no gradient in any tower, after one warning for each.
-
-    Args, Raises: as average_gradients.
-    """
+    """Returns the lists without the variables that have no gradient in any tower, after one warning for each. Raises as
+    average_gradients."""
     if not tower_grads:
         raise errors.GraphError("average_gradients got no towers; it needs the gradients of at least one.")
     _check_same_variables(tower_grads)
@@ -84,7 +82,7 @@ def add_regularizers(
       losses: the values of the regularizers, scalars.
 
     Returns:
-      The sum of the regularizers, scalar, and the gradients with theirs added, dense where there is one.
+      Their sum, scalar, and the gradients, dense if a regularizer was added.
     """
     if not losses:
         return 0.0, mean_grads
@@ -98,17 +96,18 @@ def add_regularizers(
 
 
 def clip(gradients: GradientsAndVariables, limit: float) -> GradientsAndVariables:
-    """Scales all gradients by limit / norm if their global norm is greater than that."""
+    """Scales all gradients by limit / norm if their global norm is greater than the limit."""
     summed = [(sum_rows(gradient), variable) for gradient, variable in gradients]
     clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in summed], limit)
     return [(gradient, variable) for gradient, (_, variable) in zip(clipped, gradients, strict=True)]
 
 
 def sum_rows(gradient: Gradient) -> Gradient:
-    """Sums the rows of a sparse gradient that have one index, since the norm is taken of the sums."""
+    """Sums the rows of a sparse gradient that have one index."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
-    indices, places = tf.unique(gradient.indices)  # a row may come several times, from several towers or examples
+    # several towers or examples may move one row, and the norm is that of the sum
+    indices, places = tf.unique(gradient.indices)
     sums = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(indices))
     return tf.IndexedSlices(sums, indices, gradient.dense_shape)
 
@@ -123,20 +122,21 @@ def describe_not_finite(finite: np.ndarray, names: Sequence[str], num_workers: i
     """
     *towers, mean = [enumeration([names[i] for i in np.flatnonzero(~row)], _MOST_NAMES) for row in finite]
     faults = [f"tower_{i}: {bad}" for i, bad in enumerate(towers) if bad]
-    # The mean is at fault only if no tower is.
+    # the mean of what is not finite is not either, so it is at fault only if no tower is
     return "; ".join(faults) or f"the mean over towers{' of all workers' if num_workers > 1 else ''}: {mean}"
 
 
 def is_finite(value: Gradient | tf.Variable) -> tf.Tensor:
     """Returns a bool scalar, whether a value has neither NaN nor infinity; computed on its device."""
+    # only the answer leaves the device
     with tf.device(value.device):
         values = value.values if isinstance(value, tf.IndexedSlices) else value
         return tf.reduce_all(tf.math.is_finite(tf.abs(values) if values.dtype.is_complex else values))
 
 
 def are_finite(values: Sequence[Gradient]) -> tf.Tensor:
-    """Returns bool [values], `is_finite` of each; they leave their device together."""
-    with tf.device(values[-1].device):
+    """Returns bool [values], `is_finite` of each."""
+    with tf.device(values[-1].device):  # one message to the host, not one for each
         return tf.stack([is_finite(value) for value in values])
 
 

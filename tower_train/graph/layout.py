@@ -1,4 +1,7 @@
-"""The layout of a step: towers, devices, copies of the variables, parts of the global batch."""
+"""The layout of a step: towers, devices, copies of the variables, parts of the global batch.
+
+Four towers of one worker, 32 examples each: positions 0 to 31 of a step are tower 0's, 32 to 63 tower 1's, and so on.
+"""
 
 import dataclasses
 
@@ -12,9 +15,9 @@ class Tower:
     """One batch of a step and its place."""
 
     index: int  # over the batches that this worker takes in a step, in the order of their positions
-    device: str  # string of the device that computes it
+    device: str  # that computes it
     replica: int = 0  # index of the copy of the variables that it uses
-    turn: int = 0  # the batches that go through its device before it in the same step
+    turn: int = 0  # number of batches before it on its device, in the same step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,17 +48,19 @@ class Layout:
     def places(self, worker: int, in_turns: bool = True) -> list[int]:
         """Returns, over a worker's batches of a step, how many of all workers' come before each.
 
-        in_turns: whether all workers' batches of a turn, over which they are normalised, are consecutive, as those of
-        one device with as many turns are. Else, and if workers take unequally many, a worker's are.
+        in_turns: whether all workers' batches of a turn are consecutive, as on one device with as many turns; else,
+        and if workers take unequally many, a worker's are.
         """
         here, count, turns = len(self.devices), self.towers_per_worker[worker], self.batches_per_device[worker]
         if self.weight is None and in_turns:
+            # batches are normalised over one turn of all workers, so these must be what one device would take
             return [(t * self.num_workers + worker) * here + i for t in range(turns) for i in range(here)]
         return [sum(self.towers_per_worker[:worker]) + i for i in range(count)]
 
     @property
     def offsets(self) -> np.ndarray:
         """int64 [global_batch], the positions in a step of the examples of all workers, worker by worker."""
+        # in the order in which gathered rows of workers arrive
         places = [place for worker in range(self.num_workers) for place in self.places(worker)]
         return np.add.outer(np.int64(places) * self.tower_batch, np.arange(self.tower_batch)).ravel()
 
@@ -85,8 +90,7 @@ class Layout:
 
     @property
     def towers(self) -> tuple[Tower, ...]:
-        """This worker's towers, turn by turn: the examples of a turn, over which batches are normalised, are
-        consecutive, as on one device with as many turns."""
+        """This worker's towers, turn by turn."""
         mirrored = len(self.replicas) > 1  # one copy serves all towers, or each device has its own
         return tuple(
             Tower(turn * len(self.devices) + device, name, replica=device if mirrored else 0, turn=turn)
@@ -104,11 +108,10 @@ def lay_out(
       devices: of this worker.
       tower_batch: examples per tower.
       accumulate_steps: batches per tower of a full cluster, one after the other.
-      most_workers: of an elastic cluster: the step always has their batches, shared out whole among the workers that
-        are there, so that each is normalised and takes memory as always; None for as many as there are.
+      most_workers: of an elastic cluster, whose batches those that are there share; None for as many as there are.
       mirrored: whether each device has a copy of the variables; else the host has the only one.
     """
-    # the same whoever is there, so that the training does not depend on it
+    # an elastic step has the same batches whoever is there, so that the training does not depend on it
     batches = accumulate_steps * (most_workers or devices.num_workers)
     # towers on the CPU share its memory; GPUs would fetch all weights each step
     replicas = devices.towers if mirrored else (HOST,)

@@ -2,9 +2,9 @@
 
 The gradients of a loss times S are S times as large on their way through the network, and divided by S again where they
 are float32. S is found during training (Micikevicius et al. 2018, "Mixed precision training", section 3.2), with the
-numbers of Keras' LossScaleOptimizer: it begins at 2^15, is doubled after 2,000 finite steps in a row, and halved by a
-step whose gradients are not finite, which is skipped. Unlike there it never falls below 1, where it is not at fault any
-more, and never exceeds 2^127, as it could not return from infinity.
+numbers of Keras' LossScaleOptimizer: it begins at 2^15, doubles after 2,000 finite steps in a row, and halves at a step
+whose gradients are not finite, which is skipped. Unlike there it stays within 1, below which it cannot be at fault, and
+2^127, as it could not return from infinity.
 """
 
 from collections.abc import Callable
@@ -22,8 +22,8 @@ STEPS_TO_DOUBLE = 2000
 class LossScale:
     """The scale and the number of finite steps since its last change, both in the checkpoint; other dtypes have none.
 
-    A step with a finite loss and gradients that are not has overflowed as long as the scale can fall: it is skipped and
-    counted. Loss and gradients are the means over all towers, so all workers decide alike.
+    A step whose loss is finite and whose gradients are not has overflowed, as long as the scale can fall: it is skipped
+    and counted. Loss and gradients are the means over all towers, so all workers decide alike.
     """
 
     def __init__(self, dtype: tf.DType):
@@ -54,13 +54,8 @@ class LossScale:
         return [(self._scale, more), (self._steps, tf.where(is_due, -steps, 1))]
 
     def without_update(self, loss: tf.Tensor, count: Callable[[], tf.Operation], skips: bool) -> tf.Operation:
-        """Makes the op of a step that is not finite.
-
-        Args:
-          loss: of the step.
-          count: makes the op that counts the step.
-          skips: whether every such step is skipped and counted; else it ends the run and changes nothing.
-        """
+        """Makes the op of a step with this loss that is not finite. count: makes the op that counts it; skips: whether
+        it is skipped and counted, else it ends the run and changes nothing."""
         if self._now is None:
             return count() if skips else tf.no_op()
         overflowed = self._can_overflow(loss)
@@ -77,6 +72,7 @@ class LossScale:
         """Returns its fields of a StepReport, after a step with this loss and `finite` parts; none for no scale."""
         if self._now is None:
             return {}
+        # the same question as in `without_update`, whose answer would not leave the conditional
         failed = tf.logical_not(tf.reduce_all(finite))
         return {"loss_scale": self._scale.read_value(), "overflowed": tf.logical_and(self._can_overflow(loss), failed)}
 

@@ -1,10 +1,11 @@
-"""The optimizers by their names, and Muon: momentum whose matrices are made orthogonal, so that a step moves all
-directions of a layer alike."""
+"""The optimizers by their names, and Muon: momentum made orthogonal, so that a step moves all directions of a layer
+alike."""
 
 from typing import NamedTuple
 
 import tensorflow as tf
 
+from tower_train.config import Config
 from tower_train.graph.context import ParamGroup
 from tower_train.graph.devices import HOST
 from tower_train.graph.gradients import GradientsAndVariables
@@ -18,29 +19,26 @@ _COEFFICIENTS = 3.4445, -4.7750, 2.0315  # of Jordan's Newton-Schulz iteration: 
 class Optimizers(NamedTuple):
     """The optimizer of each group of variables."""
 
-    name: str  # on the command line
+    options: Config  # whole, as five of them make an optimizer
     rate: tf.Tensor  # float64 scalar, the learning rate of the step
     epochs_seen: tf.Tensor  # float64 scalar, before the step
-    momentum: float
-    nesterov: bool
-    muon_iterations: int
-    decay: float  # weights lose this times the rate
 
     def make(self, group: ParamGroup, grads: GradientsAndVariables) -> tuple[v1.train.Optimizer, tf.Tensor | None]:
         """Returns a group's optimizer, and the share by which a step decays its weights, None for none."""
+        options = self.options
         is_double = any(variable.dtype.base_dtype.real_dtype == tf.float64 for _, variable in grads)
         with tf.device(HOST):  # which has done with it long before the devices need it
             rate = tf.cast(group_rate(self.rate, self.epochs_seen, group), tf.float64 if is_double else tf.float32)
-            decay = rate * self.decay if self.decay else None
+            decay = rate * options.weight_decay if options.weight_decay else None
         exact = rate.dtype.as_numpy_dtype  # TensorFlow would round Python's numbers to float32
-        momentum = exact(self.momentum if group.momentum is None else group.momentum)
-        if self.name == "sgd":
+        momentum = exact(options.momentum if group.momentum is None else group.momentum)
+        if options.optimizer == "sgd":
             return v1.train.GradientDescentOptimizer(rate), decay
-        if self.name in ("adam", "adamw"):  # its decay is in update.py, as every optimizer's
+        if options.optimizer in ("adam", "adamw"):  # its decay is in update.py, as every optimizer's
             return v1.train.AdamOptimizer(rate, exact(0.9), exact(0.999), exact(1e-8)), decay
-        if self.name == "muon" and group.muon:
-            return Muon(rate, momentum, self.nesterov, self.muon_iterations), decay
-        return v1.train.MomentumOptimizer(rate, momentum, use_nesterov=self.nesterov), decay
+        if options.optimizer == "muon" and group.muon:
+            return Muon(rate, momentum, options.nesterov, options.muon_iterations), decay
+        return v1.train.MomentumOptimizer(rate, momentum, use_nesterov=options.nesterov), decay
 
 
 class Muon(v1.train.MomentumOptimizer):
@@ -49,7 +47,7 @@ class Muon(v1.train.MomentumOptimizer):
 
     The filters of a convolution [height, width, in, out] are the matrix [height * width * in, out]. Of the momentum M
     of a matrix [in, out], U V^T of its singular value decomposition U S V^T is subtracted times the learning rate and
-    sqrt(max(1, out / in)): what the iteration makes of M, whose singular values lie within 0.7 and 1.2 after five.
+    sqrt(max(1, out / in)); the iteration approximates it: after five its singular values lie within 0.7 and 1.2.
     """
 
     def __init__(self, learning_rate: tf.Tensor, momentum: float, nesterov: bool, iterations: int):
@@ -69,7 +67,7 @@ class Muon(v1.train.MomentumOptimizer):
             return tf.group(*moved)
 
     def _move(self, grad: tf.Tensor, var: tf.Variable) -> tf.Operation:
-        """Moves a matrix, and its momentum; nothing is read after it was written, which would split XLA's cluster."""
+        """Moves a matrix, and its momentum."""  # nothing is read after it was written, which would split XLA's cluster
         momentum = tf.cast(self._momentum_tensor, grad.dtype)
         slot = self.get_slot(var, "momentum")
         velocity = momentum * slot + grad

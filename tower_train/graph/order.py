@@ -1,11 +1,10 @@
 """The order of examples by index: passes over all of them, or from an epoch on over those that are hard.
 
-Hard are examples whose losses were the greatest when they were last trained on. After Jiang et al. 2019 ("Accelerating
-deep learning by focusing on the biggest losers", arXiv 1910.00762), with the loss of the last time instead of a forward
-pass, as Qin et al. 2024 ("InfoBatch", arXiv 2303.04947) take it. What a pass holds is chosen once, at the end of a
-step; which of them comes when is a function of the position. So a resumed run trains what a whole one trains, and
-several towers what one trains, if their losses are those of one: not with batch normalisation by tower, nor if losses
-are equal except for rounding.
+Hard are the examples with the greatest losses when they were last trained on. After Jiang et al. 2019 ("Accelerating
+deep learning by focusing on the biggest losers", arXiv 1910.00762), with the last loss instead of a forward pass, as in
+Qin et al. 2024 ("InfoBatch", arXiv 2303.04947). The examples of a pass are chosen once, at the end of a step; their
+order is a function of the position. So a resumed run trains what a whole one trains, and several towers what one
+trains, unless their losses differ: with batch normalisation by tower, or by rounding alone.
 """
 
 import functools
@@ -29,8 +28,8 @@ v1 = tf.compat.v1
 class Choice(NamedTuple):
     """The choice of a pass's examples, made between two steps."""
 
-    pass_at: Callable[[int], int]  # position -> the number of the pass that has it
-    choose: tf.Tensor  # bool scalar; chooses the examples of the next step's pass, if that is due; whether it was
+    pass_at: Callable[[int], int]  # position -> the number of its pass
+    choose: tf.Tensor  # chooses the examples of the next step's pass, if that is due; bool scalar, whether it was
 
 
 class AllExamples:
@@ -44,33 +43,25 @@ class AllExamples:
         return located(positions, self._num_examples, self._seed)
 
     def note_losses(self, outputs: Tensors, labels: Tensors) -> None:
-        """Takes the losses of a tower's examples, by which an order may choose; called within the tower."""
+        """Takes the losses of a tower's examples; called within the tower."""
 
     def prepare_update(
         self, first: tf.Tensor, offsets: np.ndarray, gather: Callable
     ) -> list[Callable[[], tf.Operation]]:
-        """Returns functions that make the ops of an update, in a step whose examples are at `first` + `offsets`."""
+        """Returns functions that make an update's ops, in a step whose examples are at `first` + `offsets`. gather:
+        this worker's rows -> those of all workers."""
         return []
 
     def choice(self, position: tf.Tensor) -> Choice | None:
-        """Returns the choice to be made before the step that begins at this position; None if there is nothing to
-        choose."""
+        """Returns the choice before the step that begins at this position; None if there is nothing to choose."""
         return None
 
 
 def choose_order(
     keep_hardest: str | None, workload: Workload, examples: Examples, seed: int, batch: int
 ) -> AllExamples:
-    """Returns the order of a training.
-
-    Args:
-      keep_hardest: the option; None for all examples.
-      workload, examples, seed: of the training.
-      batch: of a step, over all workers.
-
-    Raises:
-      ConfigError: the examples or their losses do not allow a choice.
-    """
+    """Returns the order of a training. keep_hardest: the option; batch: of a step, over all workers. Raises ConfigError
+    if the examples or their losses do not allow a choice."""
     if keep_hardest is None:
         return AllExamples(examples, seed)
     epoch, share = rules.parse_hardest(keep_hardest)
@@ -83,21 +74,14 @@ def choose_order(
 class HardExamples(AllExamples):
     """The choice of examples from an epoch on.
 
-    The first positions, `begin` of them, are passes over all n examples. Those that follow are passes of `size`: pass k
-    has the positions begin + k * size on. It is chosen at the last end of a step before its first position, by
-    `choose`, which runs between two steps; the stream is then begun again from the position that it has come to.
+    The first `begin` positions are passes over all n examples. Passes of `size` examples follow: pass k begins at
+    position begin + k * size. `choose` chooses it between the two steps before; the stream then begins there again.
     """
 
     def __init__(self, losses: Callable, num_examples: int, epoch: float, size: int, seed: int, batch: int):
         """Creates the variables, which checkpoints hold: the losses, and the examples of the present pass and the next.
 
-        Args:
-          losses: (outputs, labels) -> [batch, ...].
-          num_examples: all.
-          epoch: the first whose passes have `size` examples.
-          size: as above.
-          seed: of the training.
-          batch: of a step, over all workers.
+        losses: (outputs, labels) -> [batch, ...]; num_examples: all; epoch: the first with passes of `size` examples.
         """
         # begin, size: in positions
         self.begin, self._first_epoch, self.size = round(epoch * num_examples), math.ceil(epoch), size
@@ -106,7 +90,8 @@ class HardExamples(AllExamples):
         with v1.variable_scope("hard_examples"):
             unknown = v1.constant_initializer(tf.float64.max)  # the hardest, so that they come soon
             self._losses = create("losses", [num_examples], tf.float64, unknown)
-        with v1.variable_scope(f"hard_examples/{self.begin}_{size}"):  # to be made again where a run has other ones
+        # by the option's values: a run that goes on with others must choose anew
+        with v1.variable_scope(f"hard_examples/{self.begin}_{size}"):
             self._chosen = create("chosen", [2, size], tf.int64, v1.zeros_initializer())
             self._second = create("pass_of_second_row", [], tf.int64, v1.constant_initializer(-1))
         self._tower_losses = []  # losses [tower batch] of the step
@@ -137,7 +122,6 @@ class HardExamples(AllExamples):
     def prepare_update(
         self, first: tf.Tensor, offsets: np.ndarray, gather: Callable
     ) -> list[Callable[[], tf.Operation]]:
-        """Prepares to note the losses; gather: this worker's rows to those of all workers."""
         losses = gather(tf.concat(self._tower_losses, 0))
         with v1.name_scope("hard_examples"):  # found while the towers compute
             _, indices = self.locate(first + offsets)

@@ -1,4 +1,4 @@
-"""The outputs of a step beside its update: what the run logs, saves, compares and watches."""
+"""The outputs of a step besides its update: what the run logs, saves, compares and watches."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,6 @@ from tower_train.graph import class_weights, random_state, summaries
 from tower_train.graph.collectives import AllReduce
 from tower_train.graph.gradients import is_finite
 from tower_train.graph.loss_scale import LossScale
-from tower_train.graph.progress import INPUT, count_progress
 from tower_train.graph.record import Compared, RandomNumbers, SavedVariables, StepReport
 from tower_train.graph.replica import BuiltTower, Mean, Replica, fingerprints
 from tower_train.graph.step_plan import StepPlan
@@ -19,6 +18,7 @@ from tower_train.graph.towers import activation_notes, check_classes
 from tower_train.graph.update import Counters
 
 v1 = tf.compat.v1
+INPUT = "input"  # a name in `progress`
 
 
 def check_towers(plan: StepPlan, logits: Tensors, tower: BuiltTower) -> None:
@@ -44,12 +44,23 @@ def check_towers(plan: StepPlan, logits: Tensors, tower: BuiltTower) -> None:
 def progress(
     plan: StepPlan, stream: Stream, towers: Sequence[BuiltTower]
 ) -> tuple[list[tf.Operation], dict[str, tf.Tensor]]:
-    """Returns ops that count what a step is done with, and the counts; none without a watchdog."""
+    """Counts the steps of a session in which the input has come, and in which each tower is done; another thread can
+    read that while a step is stuck.
+
+    Returns:
+      Ops to run with each step, and {INPUT or a tower's name: int64 scalar, steps}; none without a watchdog.
+    """
     if not plan.config.stall_timeout_secs:
         return [], {}
-    # what the watchdog finds behind in a step that does not end
+    ops, counts, local = [], {}, [v1.GraphKeys.LOCAL_VARIABLES]
     by_tower = {f"tower_{i}": [tower.loss, *tower.last] for i, tower in enumerate(towers)}
-    return count_progress({INPUT: stream.arrivals, **by_tower})
+    for name, arrived in {INPUT: stream.arrivals, **by_tower}.items():
+        zeros = v1.zeros_initializer()
+        counter = v1.get_variable(f"progress/{name}", [], tf.int64, zeros, trainable=False, collections=local)
+        with tf.control_dependencies([tf.group(*arrived)]):  # one message from each device
+            ops.append(counter.assign_add(1).op)
+        counts[name] = counter.read_value()
+    return ops, counts
 
 
 def step_report(
@@ -85,12 +96,13 @@ def step_summary(plan: StepPlan, mean: Mean, stream: Stream, update: tf.Operatio
 
 
 def saved_variables(plan: StepPlan, replicas: Sequence[Replica], all_reduce: AllReduce) -> SavedVariables:
-    """Returns what a checkpoint holds, and the operations that look at it or spread it."""
+    """Returns the contents of a checkpoint, and the operations that check or broadcast them."""
     saved, copied, layout = v1.global_variables(), replicas[0].variables.copied(), plan.layout
     with v1.name_scope("checks"):
         # asked before each save: a checkpoint with NaN would push good ones out of the rotation
         finite = {v.op.name: is_finite(v) for v in saved if v.dtype.is_floating}
-    in_common = [v for v in saved if v.dtype.base_dtype != tf.string]  # texts are the positions of workers' iterators
+    # strings are the positions of workers' iterators, which differ
+    in_common = [v for v in saved if v.dtype.base_dtype != tf.string]
     return SavedVariables(
         variables=saved,
         finite=finite,
@@ -102,9 +114,9 @@ def saved_variables(plan: StepPlan, replicas: Sequence[Replica], all_reduce: All
 
 def random_numbers(plan: StepPlan, stream: Stream, tower: BuiltTower) -> RandomNumbers:
     """Names the random numbers in a tower; GraphError for those that make N towers differ from one."""
-    # what neither of these depends on cannot make towers differ
+    # an operation on which neither of these depends cannot make towers differ
     last = [tower.loss.op, *(statistic.value.op for statistic in tower.context.statistics)]
-    if not stream.state:  # examples in an order of their own draw as they like: their iterator's state is saved
+    if not stream.state:  # a data set in its own order may draw as it likes, as its iterator's state is saved
         last.append(stream.initializer)
     stateful = list(random_state.find(last))
     if stateful and not plan.config.allow_stateful_random:

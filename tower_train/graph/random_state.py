@@ -1,4 +1,4 @@
-"""Operations with random states of their own, whose draws depend on the towers and on restarts."""
+"""Operations with a random state, whose draws depend on the number of towers and on restarts."""
 
 import os
 import re
@@ -18,20 +18,19 @@ _TRAINER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
 
 class StatefulOp(NamedTuple):
-    """An operation with a random state of its own."""
+    """An operation with a random state."""
 
     name: str  # without the tower's
     type: str  # such as RandomUniform
     line: str  # of the program that made it, FILE:LINE
-    caller: str  # the type of the operation of which it is: its own, or that of one that calls functions, such as While
+    caller: str  # the type of the operation in the graph: its own, or of one that calls functions, such as While
 
     def __str__(self) -> str:
         return f"{self.name} ({self.type}, {self.line})"
 
 
 def refuse_stateful(workload: str, stateful: Sequence[StatefulOp]) -> None:
-    """Raises GraphError that names the first of these operations, by which a tower or its input is computed, and the
-    function of tower_train that draws likewise by example."""
+    """Raises GraphError that names the first of these operations, and the function of tower_train to use instead."""
     first = stateful[0]
     by_example = "tower_train.layers.random_normal" if "Normal" in first.type else "tower_train.layers.random_uniform"
     if "Dataset" in first.name or first.name.startswith("preprocess/"):
@@ -48,11 +47,9 @@ def refuse_stateful(workload: str, stateful: Sequence[StatefulOp]) -> None:
 
 
 def find(last: Sequence[tf.Operation]) -> Iterator[StatefulOp]:
-    """Yields the operations with a random state on which the last ones depend, in the order of their creation.
-
-    One that calls functions is yielded for each such type in them. Initial values of variables are not included: what
-    is computed from a variable depends on its handle only.
-    """
+    """Yields the operations with a random state on which the last ones depend, in the order of their creation; one that
+    calls functions for each such type in them."""
+    # without those of initial values: what is computed from a variable depends on its handle only
     graph, needed = last[0].graph, {op.name for op in ancestors(last)}
     definition = graph.as_graph_def()
     bodies = {function.signature.name: function.node_def for function in definition.library.function}
@@ -63,7 +60,7 @@ def find(last: Sequence[tf.Operation]) -> Iterator[StatefulOp]:
 
 
 def ancestors(operations: Sequence[tf.Operation], but: Sequence[str] = ()) -> set[tf.Operation]:
-    """Returns the operations and all that they depend on, except operations of some types and what is before those."""
+    """Returns the operations and all that they depend on, but not beyond operations of some types."""
     reached, left = set(), list(operations)
     while left:
         op = left.pop()
@@ -85,6 +82,7 @@ def _types(node, bodies: dict[str, Sequence], seen: set[str]) -> Iterator[str]:
 
 
 def _draws(node) -> bool:
+    # a dropout of 0 and a generator that is told to be deterministic draw nothing
     if "seed" not in node.attr or _WITHOUT_DRAWS.fullmatch(node.op):
         return bool(_OF_GENERATORS.fullmatch(node.op))
     return not node.attr["deterministic"].b and ("dropout" not in node.attr or node.attr["dropout"].f > 0)

@@ -24,32 +24,31 @@ class StepReport(NamedTuple):
     loss: tf.Tensor  # scalar, mean over towers plus weight decay, on the weights the gradients were taken at
     data_loss: tf.Tensor  # scalar, the loss without weight decay
     learning_rate: tf.Tensor  # float64 scalar, what the update used
-    stopping: tf.Tensor  # scalar, above 0 if a worker has asked for the end, see TrainingGraph.ask_to_stop
+    stopping: tf.Tensor  # scalar, above 0 once a worker has run TrainingGraph.ask_to_stop
     # bool [towers + 1, 1 + gradients]: whether each tower's loss and gradients, and their means, are finite
     finite: tf.Tensor
     input_secs: tf.Tensor | tuple[()] = ()  # float64 scalar, seconds in which the step waited for input
-    loss_scale: tf.Tensor | tuple[()] = ()  # float32 scalar, after the step; empty if there is none, see loss_scale.py
-    # bool scalar, whether the step was skipped and the scale halved; empty without a loss scale
-    overflowed: tf.Tensor | tuple[()] = ()
-    summary: tf.Tensor | tuple[()] = ()  # serialized Summary of this step; empty unless it is due
+    # () and not None for what a step lacks, as a session refuses to fetch None
+    loss_scale: tf.Tensor | tuple[()] = ()  # float32 scalar, after the step
+    overflowed: tf.Tensor | tuple[()] = ()  # bool scalar, the step was skipped and the loss scale halved
+    summary: tf.Tensor | tuple[()] = ()  # serialized Summary, if it is due
 
 
 class RandomNumbers(NamedTuple):
     """The names of random numbers in a tower."""
 
     by_example: tuple[str, ...] = ()  # layers whose numbers are functions of the example's position
-    stateful: tuple[str, ...] = ()  # operations with a random state of their own, whose numbers depend on restarts too
+    stateful: tuple[str, ...] = ()  # operations with a random state, whose numbers depend on towers and restarts
 
 
 @dataclasses.dataclass(frozen=True)
 class SavedVariables:
     """The contents of a checkpoint."""
 
-    variables: list[tf.Variable]  # those in it. Local variables take their first values from these
-    finite: dict[str, tf.Tensor]  # {name of one of them: bool scalar}, of those in floating point
+    variables: list[tf.Variable]  # copies, which are local variables, take their first values from these
+    finite: dict[str, tf.Tensor]  # {variable's name: bool scalar}, of those in floating point
     copied: tuple[str, ...] = ()  # names of the variables that have several copies
-    # int64 [copies of all workers, copied], of their bytes; None if copies are not compared
-    fingerprints: tf.Tensor | None = None
+    fingerprints: tf.Tensor | None = None  # int64 [copies of all workers, copied]; None if copies are not compared
     # gives this worker's variables the chief's values, except the stream's state; None for one worker
     broadcast: tf.Operation | None = None
 
@@ -65,9 +64,9 @@ class Compared(NamedTuple):
 
     losses: list[tf.Tensor]  # over this worker's towers, scalars
     gradients: dict[str, tf.Tensor | tf.IndexedSlices]  # {variable's name: its mean gradient, as it is applied}
-    loss_gradients: list[tf.Tensor | tf.IndexedSlices]  # the gradients of tower 0's loss, without weight decay
+    loss_gradients: list[tf.Tensor | tf.IndexedSlices]  # of tower 0's loss, without weight decay
     assigned: dict[str, tf.Tensor]  # {variable's name: the value that tower 0's layers assign to it}
-    normalizes: bool  # whether layers normalise by the statistics of a tower's batch
+    normalizes: bool  # layers normalise by the statistics of a tower's batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,24 +75,24 @@ class TrainingGraph:
 
     graph: tf.Graph
     plan: StepPlan
-    stream: Stream  # the batches; its initializer is run after variables hold their values
-    # does one step; if a loss or gradient is not finite nothing but the stream moves, and with --on_nonfinite=skip, or
-    # where float16 overflowed, global_step, examples_seen and the loss scale
+    stream: Stream
+    # does one step; if a loss or gradient is not finite only the stream moves and, if the step is skipped, global_step,
+    # examples_seen and the loss scale
     train_op: tf.Operation
-    report: StepReport  # what to fetch with it
+    report: StepReport  # to fetch with it
     ask_to_stop: tf.Operation | None  # asks all workers to end after the same step, the next; None for one worker
-    # {what: int64 scalar, steps of this session that it is done with}, for the watchdog; empty without one
-    progress: dict[str, tf.Tensor]
+    progress: dict[str, tf.Tensor]  # as of outputs.progress, for the watchdog
     summary: tf.Tensor | None  # serialized Summary of this step; None without --summary_every_steps
-    saved: SavedVariables  # the contents of a checkpoint
-    random_numbers: RandomNumbers  # what in a tower draws random numbers
-    compared: Compared  # values by which the towers are compared with one
+    saved: SavedVariables
+    random_numbers: RandomNumbers
+    compared: Compared
     choice: Choice | None  # of hard examples, to be made between two steps; None if all are trained on
-    notes: tuple[str, ...]  # lines for the log
+    notes: tuple[str, ...]  # for the log
 
     @functools.cached_property
     def begin(self) -> tf.Operation:
         """Begins a session in which the saved variables have values: their copies, tables, the stream."""
+        # made on first use, and so before the graph is final; a second session uses the same operation
         with self.graph.as_default():
             return tf.group(v1.local_variables_initializer(), v1.tables_initializer(), self.stream.initializer)
 

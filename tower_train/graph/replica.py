@@ -1,7 +1,7 @@
-"""The replicas: each is one copy of the variables, on the host or on each tower's device, with all that belongs to it.
+"""Replicas: each is one copy of the variables, on the host or on each tower's device.
 
-Each replica goes through a step by itself: its towers' gradients, their mean, the mean over all replicas, weight decay,
-update. So all copies of the variables stay the same to the bit.
+A replica goes through a step by itself: its towers' gradients, their mean, the mean over all replicas, weight decay,
+update. All do the same arithmetic on the same means, so the copies stay the same to the bit.
 """
 
 import collections
@@ -33,6 +33,7 @@ class BuiltTower(NamedTuple):
     @property
     def last(self) -> list[tf.Operation]:
         """The operations after which it is done."""
+        # the backward pass ends the tower, in no fixed order of variables
         return [gradient.op for gradient, _ in self.gradients if gradient is not None]
 
 
@@ -42,23 +43,22 @@ class Mean(NamedTuple):
     loss: tf.Tensor  # with weight decay, scalar
     data_loss: tf.Tensor  # without
     gradients: GradientsAndVariables  # the first replica's; the others have the same
-    before_update: list[tf.Operation]  # that each step must run, and before the weights change
+    before_update: list[tf.Operation]  # each step must run these, before the weights change
     stopping: tf.Tensor | None  # scalar, above 0 once a worker has asked all to end; None for one worker
-    ask_to_stop: tf.Operation | None  # by which this worker asks
+    ask_to_stop: tf.Operation | None  # this worker asks by it
 
 
 class Replica:
     """A copy of the variables, its towers and their means."""
 
     def __init__(self, variables: Variables, is_compiled: bool = False):
-        """Has no towers yet."""
         self.variables = variables  # the copy
         self.is_compiled = is_compiled  # whether its operations are for XLA
-        self.towers: list[BuiltTower] = []  # those on it, in the order of their batches
-        self.loss: tf.Tensor | None = None  # the mean loss over all towers of all workers, scalar
-        # the mean gradients over all of them, each with this copy's variable
-        self.mean_grads: GradientsAndVariables = []
-        self.moving: list[Statistic] = []  # the means of their batch statistics, for this copy's variables
+        self.towers: list[BuiltTower] = []  # on these variables, in the order of their batches
+        # means over all towers of all workers, from `average` on:
+        self.loss: tf.Tensor | None = None  # scalar
+        self.mean_grads: GradientsAndVariables = []  # each with this copy's variable
+        self.moving: list[Statistic] = []  # of batch statistics, for this copy's variables
         self.regularization: tf.Tensor | float = 0.0  # the sum of the regularizers' values, scalar
         self._contained = []  # the values of regularizers that the towers' losses contain
 
@@ -70,8 +70,9 @@ class Replica:
         self.towers.append(BuiltTower(context, loss, scale.gradients(self.variables.gradients, loss)))
 
     def after_last_tower(self, batch: Tensors) -> Tensors:
-        """Delays a batch until the tower before it on its device is done."""
-        before = self.towers[-sum(not tower.context.turn for tower in self.towers)]  # as many devices as first turns
+        """Delays a batch until the previous tower on its device is done."""
+        devices = sum(not tower.context.turn for tower in self.towers)  # one first turn on each
+        before = self.towers[-devices]
 
         def delayed(tensor):
             with tf.device(tensor.device):  # else the copy would be on the host, and cross again
@@ -93,7 +94,7 @@ class Replica:
             return gradients.average_gradients([tower.gradients for tower in self.towers])
 
     def average_values(self, others: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns small values that travel together: the mean loss over its towers, `others`, the mean statistics."""
+        """Returns the mean loss over its towers, `others`, and the mean statistics; these travel together."""
         with self.here(), v1.name_scope("average_values"):
             values_of_towers = [
                 # in one order in all towers, which _check_alike has made sure of
@@ -108,9 +109,8 @@ class Replica:
         self.loss, self.moving = loss, self._means_of_calls(statistics)
 
     def _means_of_calls(self, means: Sequence[tf.Tensor]) -> list[Statistic]:
-        """Returns one statistic per moving variable, the mean over the calls of its layer, with these means over
-        towers as the values."""
-        # a layer that is called twice, as on two views, moves its statistics once
+        """Returns one statistic per moving variable, from the means over towers of each call of its layer."""
+        # a layer that is called twice, as on two views, moves its statistics once, by the mean of both
         remaining, by_variable = iter(means), {}
         for each in self.towers[0].context.statistics:
             each = each._replace(value=next(remaining)) if each.is_mean else each
@@ -123,8 +123,8 @@ class Replica:
         ]
 
     def finish_gradients(self, clip_gradients: float) -> None:
-        """Adds the weight decay to the mean gradients, once a variable, and clips them, 0 for no limit."""
-        # by `is`, as == between tensors makes an operation
+        """Adds the regularizers' gradients to the mean ones, once a variable, and clips them (0: no limit)."""
+        # those within a tower's loss would count twice; by `is`, as == between tensors makes an operation
         decays = [decay for decay in self.variables.decays if not any(decay is each for each in self._contained)]
         with self.here():
             self.regularization, decayed = gradients.add_regularizers(self.mean_grads, decays)
@@ -132,7 +132,7 @@ class Replica:
 
 
 def make_replicas(devices: Sequence[str], is_compiled: bool) -> list[Replica]:
-    """Makes a replica on each device, whose operations are for XLA if it is compiled."""
+    """Makes a replica on each device."""
     originals = Variables(devices[0])  # with the names of checkpoints, which tell of no copy
     copies = [Variables(device, i, originals) for i, device in enumerate(devices[1:], 1)]
     return [Replica(variables, is_compiled) for variables in (originals, *copies)]
@@ -141,19 +141,14 @@ def make_replicas(devices: Sequence[str], is_compiled: bool) -> list[Replica]:
 def average(replicas: Sequence[Replica], all_reduce: AllReduce, clip_gradients: float) -> Mean:
     """Gives each replica the mean gradients, loss and statistics over all towers of all workers.
 
-    Args:
-      replicas: of this worker.
-      all_reduce: averages between the replicas of all workers.
-      clip_gradients: limit of the gradients' norm, with weight decay; 0 for none.
-
-    Raises:
-      GraphError: there are no gradients, or towers have different variables, gradients or statistics.
+    Raises GraphError if there are no gradients, or towers have different variables, gradients or statistics.
     """
     if not gradients.without_unused([tower.gradients for tower in built_towers(replicas)])[0]:
         raise errors.GraphError(
             "The network trains nothing: its loss depends on no variable. Get some with tf.compat.v1.get_variable."
         )
     _check_alike(replicas)  # else means by place would mix up layers
+    # workers end after the same step, else the others would wait for ever: the request is a mean too
     votes, ask_to_stop = _stop_request(replicas[0].towers[0].loss.dtype) if all_reduce.num_workers > 1 else ([], None)
     local = [replica.average_gradients() for replica in replicas]
     means = all_reduce.mean([[grad for grad, _ in grads] for grads in local])
@@ -173,7 +168,7 @@ def average(replicas: Sequence[Replica], all_reduce: AllReduce, clip_gradients: 
 
 
 def _stop_request(dtype: tf.DType) -> tuple[list[tf.Tensor], tf.Operation]:
-    """Returns scalars, above 0 once this worker asks all to end, and the op that asks."""
+    """Returns a scalar in a list, above 0 once this worker asks all to end, and the op that asks."""
     collections = [v1.GraphKeys.LOCAL_VARIABLES]
     asked = v1.get_variable("stopping", [], dtype, v1.zeros_initializer(), trainable=False, collections=collections)
     return [asked.read_value()], asked.assign(1, read_value=False)
@@ -202,7 +197,7 @@ def fingerprints(replicas: Sequence[Replica], all_reduce: AllReduce) -> tf.Tenso
 def _check_alike(replicas: Sequence[Replica]) -> None:
     """Raises GraphError if a tower's layers noted other statistics than tower 0's, or drew other random numbers."""
     calls_by_tower = [
-        (
+        (  # canonical, as the names of copies differ
             [replica.variables.canonical_name(each.moving) for each in tower.context.statistics],
             tower.context.draws.names,
         )

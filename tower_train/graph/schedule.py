@@ -14,15 +14,13 @@ _MOST_EXAMPLES = 2**62  # more than any training, in 64 bits
 
 
 def learning_rate(config: Config, num_examples: int, examples_seen: tf.Tensor) -> tf.Tensor:
-    """Returns the rate of one step: --learning_rate times the schedule's factor, scaled to the global batch, warmed up.
+    """Returns the rate of one step, float64 scalar: --learning_rate times the schedule's factor, scaled to the global
+    batch, warmed up.
 
     Args:
       config: whole, as ten of its options make the rate.
       num_examples: examples per epoch.
       examples_seen: int64 scalar, examples trained on before this step.
-
-    Returns:
-      float64 scalar.
     """
     scale = _scale(config)  # of the global batch, so that it does not depend on how towers divide it
     with tf.name_scope("learning_rate"):
@@ -90,12 +88,7 @@ def _examples(epochs: float, num_examples: int) -> int:
 
 
 def _interpolation(course: Sequence[tuple[float, float]], done: tf.Tensor) -> tf.Tensor:
-    """Interpolates linearly between points over the training; constant before the first and after the last.
-
-    Args:
-      course: over points, (share, value), the shares rising.
-      done: float64 scalar, as is the result.
-    """
+    """Interpolates linearly between points (share, value); constant before the first and after the last."""
     value = tf.constant(course[0][1], tf.float64)
     for (start, before), (end, after) in itertools.pairwise(course):
         value += (after - before) * tf.clip_by_value((done - start) / (end - start), 0.0, 1.0)
@@ -103,19 +96,11 @@ def _interpolation(course: Sequence[tuple[float, float]], done: tf.Tensor) -> tf
 
 
 def group_rate(rate: tf.Tensor, epochs_seen: tf.Tensor, group: ParamGroup) -> tf.Tensor:
-    """Returns the rate of variables of tower_train.layers.param_group.
-
-    Args:
-      rate: float64 scalar, of the step.
-      epochs_seen: float64 scalar, examples trained on before this step / examples per epoch.
-      group: the block's.
-
-    Returns:
-      rate * rate_factor while from_epoch <= epochs_seen < until_epoch, else 0; float64 scalar.
-    """
+    """Returns the rate of variables of tower_train.layers.param_group, at a step with this rate, after these epochs:
+    rate * rate_factor while from_epoch <= epochs_seen < until_epoch, else 0; all float64 scalars."""
     if group.rate_factor != 1:
         rate = rate * group.rate_factor
-    if math.isinf(group.until_epoch) and not group.from_epoch:
+    if math.isinf(group.until_epoch) and not group.from_epoch:  # usual: nothing to compute in each step
         return rate
     is_trained = (epochs_seen >= group.from_epoch) & (epochs_seen < group.until_epoch)
     return tf.where(is_trained, rate, tf.zeros_like(rate))

@@ -1,4 +1,4 @@
-"""The session of a built step: the one way to open it, for a run and for all that try a few steps."""
+"""The session of a built step: the one way to open it, for a run and for everything that tries a few steps."""
 
 import contextlib
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""One line about a step that fails, instead of TensorFlow's pages."""
+"""One line about a step that fails, or that would not fit into memory, instead of TensorFlow's pages."""
 
 import contextlib
 import re
@@ -6,36 +6,51 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from tower_train import errors
+from tower_train import errors, host
+from tower_train.examples import Examples
+from tower_train.graph.random_state import ancestors
 
 # Of tf.nn.sparse_softmax_cross_entropy_with_logits, and of tf.gather as in classification_metrics.
 _LABELS = re.compile(r"Received a label value of |indices\[.* is not in \[0")
 
 _UNEQUAL = re.compile("Cannot batch tensors with different shapes|Incompatible shapes during merge|others give")
 
+_OF_ONE_MEMORY = {"Identity", "IdentityN", "StopGradient", "Reshape", "Squeeze", "ExpandDims"}
+_OF_SHAPES = {"Shape", "ShapeN", "Size", "ZerosLike", "OnesLike"}  # need no values
+_NCCL_ADVICE = {  # {part of its message: what to try}
+    "invalid usage|Duplicate GPU": "Let each worker have GPUs of its own (--gpus).",
+    "unhandled cuda error|peer": "If the GPUs have no access to each other, set NCCL_P2P_DISABLE=1.",
+    "": "In a container /dev/shm may be too small (docker run --shm-size=1g), or libnccl is missing or of another "
+    "CUDA: NCCL_DEBUG=WARN says more.",
+}
+
 
 @contextlib.contextmanager
 def explained(
-    name: str,
+    examples: Examples,
     workload: str,
     may_end: bool = False,
+    tower_batch: int | None = None,
+    accumulate_steps: int | None = None,
     batch: Callable[[], str] = lambda: "",
     graph: tf.Graph | None = None,
-    fault: Callable[[], str | None] = lambda: None,
 ) -> Iterator[None]:
-    """Converts the failure of a graph's input, of a tower on it, or of the choice of kernels, into one line.
+    """Converts the failure of a graph's input, of a tower on it, of an allocation, of NCCL, or of the choice of
+    kernels, into one line.
 
     Args:
-      name: of the examples.
+      examples: the input.
       workload: its name.
       may_end: leave OutOfRangeError as it is.
+      tower_batch: examples that a tower has at a time, to tell what to try; None if no tower computes.
+      accumulate_steps: batches of a tower and step in training.
       batch: describes the examples of the step under way.
       graph: of the step; None for the default one of now.
-      fault: finds what is wrong with the examples, see Examples.fault.
 
     Raises:
       DataError: the input failed within this block.
       GraphError: a tower's operation does not fit its input, or has no kernel that --deterministic may use.
+      RunError: there was too little memory; or NCCL failed.
     """
     graph = graph or tf.compat.v1.get_default_graph()
     try:
@@ -44,10 +59,13 @@ def explained(
         if may_end:
             raise
         raise errors.DataError(
-            f"{name}: its dataset ended before the last step. Make it endless with .repeat()."
+            f"{examples.name}: its dataset ended before the last step. Make it endless with .repeat()."
         ) from None
-    except tf.errors.ResourceExhaustedError:  # see out_of_memory.py
-        raise
+    except tf.errors.ResourceExhaustedError as error:
+        if tower_batch is None:
+            raise
+        advice = _memory_advice(tower_batch, accumulate_steps)
+        raise errors.RunError(f"Out of memory: {_allocation(error.message)}. {advice}") from error
     except tf.errors.UnimplementedError as error:
         if "determinis" not in error.message.lower():
             raise
@@ -58,6 +76,12 @@ def explained(
             "Leave the option out, or use another operation."
         ) from error
     except tf.errors.OpError as error:
+        if "NCCL" in error.message and not isinstance(error, tf.errors.InvalidArgumentError):
+            what = next(text for part, text in _NCCL_ADVICE.items() if re.search(part, error.message, re.IGNORECASE))
+            raise errors.RunError(
+                f"NCCL cannot average between these GPUs ({errors.reason(error)}). {what} Or train with "
+                "--all_reduce=collective, or --variable_update=cpu."
+            ) from error
         op = _operation(error, graph)
         is_of_tower = op is not None and op.name.startswith("tower_")
         if is_of_tower and isinstance(error, tf.errors.InvalidArgumentError):
@@ -65,13 +89,13 @@ def explained(
             advice = " Has a label no output? There must be one for each class." if _LABELS.search(why) else ""
             which = f" ({positions})" if (positions := batch()) else ""
             raise errors.GraphError(
-                f"workload {workload}: {op.name} fails on examples of {name}{which}: {why}.{advice}"
+                f"workload {workload}: {op.name} fails on examples of {examples.name}{which}: {why}.{advice}"
             ) from error
         if is_of_tower or "IteratorGetNext" not in error.message:
             raise
-        why = fault() or _why(error)
+        why = examples.fault() or _why(error)
         advice = " Fill them up to one shape, or cut them." if _UNEQUAL.search(why) else ""
-        raise errors.DataError(f"{name}: the input failed: {why}.{advice}") from error
+        raise errors.DataError(f"{examples.name}: the input failed: {why}.{advice}") from error
 
 
 def _operation(error: tf.errors.OpError, graph: tf.Graph) -> tf.Operation | None:
@@ -91,3 +115,55 @@ def _why(error: tf.errors.OpError) -> str:
     reason = re.sub(r"  Label values:.*", "", reason)
     reason = re.sub(r"^\w+Error: ", "", reason).rstrip(".")  # of a Python function
     return re.sub(r"^assertion failed: \[(.*)\]$", lambda failed: failed[1].replace("] [", " "), reason)
+
+
+def check_tensors(train_op: tf.Operation, batch_size: int, accumulate_steps: int, is_compiled: bool) -> None:
+    """Refuses a step whose tensors need more memory than the host has, since TensorFlow may crash silently.
+
+    Counts what the first tower's gradients need of its forward pass, as all of that is there at once (unless XLA
+    compiles it), and each tensor by itself. A step may need more.
+
+    Raises:
+      RunError: the memory does not suffice.
+    """
+    memory, kept, most = host.memory_limit(), {}, (0, None)
+    for op in ancestors([train_op]):
+        # one tower, since the others may begin when its tensors are gone
+        if op.name.startswith("tower_0/") and "gpu" not in op.device.lower():
+            is_gradient = "/gradients/" in op.name and op.type not in _OF_SHAPES
+            for each in map(_source, op.inputs if is_gradient and not is_compiled else ()):
+                if each.op.name.startswith("tower_0/") and "/gradients/" not in each.op.name:
+                    kept[each.ref()] = _num_bytes(each)
+            most = max([most, *((_num_bytes(each), each) for each in op.outputs)], key=lambda pair: pair[0])
+    if max(most[0], sum(kept.values())) > memory:
+        largest = f"a {most[1].dtype.name} tensor {most[1].shape.as_list()}"
+        together = f"{largest} and others, together {sum(kept.values()) / 2**30:.1f} GiB, have"
+        raise errors.RunError(
+            f"Out of memory: {f'{largest} has' if most[0] > memory else together} no place on the host, where this "
+            f"process may have {memory / 2**30:.1f} GiB. {_memory_advice(batch_size, accumulate_steps)}"
+        )
+
+
+def _source(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the tensor whose memory a tensor shares."""
+    while tensor.op.type in _OF_ONE_MEMORY:
+        tensor = tensor.op.inputs[tensor.value_index]
+    return tensor
+
+
+def _num_bytes(tensor: tf.Tensor) -> int:
+    return (tensor.shape.num_elements() or 0) * tensor.dtype.size
+
+
+def _memory_advice(batch_size: int, accumulate_steps: int | None) -> str:
+    if batch_size == 1:
+        return "Free memory, or train a smaller network."
+    text = f"A tower has {batch_size} examples at a time: try --batch_size={batch_size // 2}"
+    if accumulate_steps:
+        text += f"; with --accumulate_steps={2 * accumulate_steps} a step has as many as before"
+    return text + "."
+
+
+def _allocation(message: str) -> str:
+    found = re.search(r"shape\s*(\[[\d,]*\]) and type (\w+) on \S*device:(\w+:\d+)", message)
+    return f"a {found[2]} tensor {found[1]} has no place on {found[3]}" if found else message.splitlines()[0][:200]

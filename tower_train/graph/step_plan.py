@@ -22,10 +22,10 @@ class StepPlan:
 
     workload: Workload  # with the network and the loss that are trained
     examples: Examples
-    config: Config  # parts of the graph get values of it, never all
-    layout: Layout  # towers, devices, copies of the variables, parts of the batch
-    transfer: Transfer  # of the batches to their towers
-    all_reduce: str  # between copies of the variables
+    config: Config  # without `auto`, and with a value for what None left open; parts of the graph get values of it
+    layout: Layout
+    transfer: Transfer
+    all_reduce: str  # kind of all-reduce between copies of the variables
     class_weights: np.ndarray | None  # factors of examples in the loss, by class
     session_config: tf.compat.v1.ConfigProto
 
@@ -35,29 +35,17 @@ class StepPlan:
         return tf.as_dtype(self.config.dtype)
 
     @property
-    def coefficients(self) -> dict:
-        """The optimizer's, without the learning rate."""
-        names = ("momentum", "nesterov", "muon_iterations", "decay")
-        return {name: getattr(self.config, name) for name in names}
-
-    @property
     def is_compiled(self) -> bool:
         """Returns whether XLA compiles towers and updates."""
         return self.config.jit_compile == "always"
 
 
 def plan_step(workload: Workload, examples: Examples, config: Config, devices: Devices) -> StepPlan:
-    """Plans a step.
+    """Plans a step, with the last choices that are left open: those which depend on the examples.
 
-    Args:
-      workload, examples: what is trained.
-      config: without `auto`, except for choices that the data decide.
-      devices: of this worker's towers.
-
-    Raises:
-      ConfigError: an option is of no use for this network, data or layout.
+    Raises ConfigError for an option that is of no use for this network, data or layout.
     """
-    mirrored = config.variable_update == "mirrored"  # a lone tower too, if its variables are on its GPU
+    mirrored = config.variable_update == "mirrored"  # also a single tower, if its variables are on its GPU
     layout = lay_out(devices, config.tower_batch, config.accumulate_steps, config.most_workers, mirrored)
     if layout.num_replicas == 1 and config.check_mirrors_every_steps:
         raise errors.ConfigError(
@@ -65,14 +53,23 @@ def plan_step(workload: Workload, examples: Examples, config: Config, devices: D
             "option is for several workers, or for --variable_update=mirrored with several towers."
         )
     workload = _with_smooth_labels(workload.for_examples(examples), config.label_smoothing)
-    end = config.last_step(examples.num_examples) * layout.global_batch
+    # From here on there is one value where the options leave a choice: examples per tower or in all, steps or epochs.
+    settled = dataclasses.replace(
+        config,
+        num_gpus=len(layout.devices),
+        batch_size=layout.tower_batch,
+        global_batch_size=None,
+        max_steps=config.last_step(examples.num_examples),
+        epochs=None,
+        weight_decay=config.decay,
+    )
+    end = settled.max_steps * layout.global_batch
     return StepPlan(
         workload,
         examples,
-        config,
+        settled,
         layout,
-        # the last choice of `auto`, as it depends on examples and network
-        choose_transfer(config.augment_on, workload, examples, layout.devices, end),
+        choose_transfer(config.augment_on, workload, examples, layout.devices, end, config.jit_compile == "always"),
         config.all_reduce or "collective",
         class_weights.parse(config.class_weight, examples),
         devices.session_config,

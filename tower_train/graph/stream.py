@@ -1,11 +1,11 @@
 """An endless, seeded stream of positions, each of one example.
 
-Position p belongs to epoch p // n and to example permutation(seed, epoch)[p % n], unless examples are left out (see
-order.py). There is no shuffle buffer, and nothing depends on the number of towers, so the number of examples seen is a
-run's position. Batches that were fetched ahead and not trained on are read again.
+Position p belongs to epoch p // n and to example permutation(seed, epoch)[p % n] (order.py, draws.py). There is no
+shuffle buffer, and nothing depends on the number of towers, so the number of examples seen is a run's position. Batches
+that were fetched ahead and not trained on are read again.
 
-A data set with an order of its own keeps that order; then only its iterator knows the position, and its state goes into
-the checkpoint.
+The way of a batch: `_Reader.read` fetches and preprocesses it in a tf.data pipeline, `_Reader.take` divides it among
+the towers, transfer.py brings it to their devices. Data in an order of their own keep that order (elements.py).
 """
 
 import dataclasses
@@ -36,20 +36,18 @@ _MOST_PARALLEL_STEPS = 16
 class Stream:
     """Batches for all towers."""
 
-    batches: Batches  # a list over towers of (features, labels); each session.run consumes one step of all of them
-    initializer: tf.Operation  # op that puts the stream at its start; run it after variables hold their values
+    batches: Batches  # over towers, (features, labels); each session.run consumes one step of all of them
+    initializer: tf.Operation  # puts the stream at its start; run it after variables hold their values
     positions: list[tf.Tensor]  # over towers, int64 scalar, that of its first example
     order: AllExamples  # which example each position has; HardExamples with --keep_hardest
-    # to save and restore, if the number of examples seen does not determine it; else None
-    state: elements.IteratorState | None = None
-    # ops that each step must run before it counts, which fetch the next step's batches; none if fetching a batch
-    # advances the stream
+    state: elements.IteratorState | None = None  # None if the number of examples seen determines it
+    # ops by which a step fetches the next one's batches before it counts; none if fetching advances the stream
     renewal: Sequence[tf.Operation] = ()
-    notes: tuple[str, ...] = ()  # lines on the place of preprocessing and on workers' shares of the examples
+    notes: tuple[str, ...] = ()  # for the log
 
     @property
     def arrivals(self) -> list:
-        """Returns ops or tensors that are done once the input that a step fetches has come."""
+        """Ops or tensors that are done once the input that a step fetches has come."""
         return list(self.renewal) or tf.nest.flatten(self.batches)
 
     def renewed(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -60,12 +58,12 @@ class Stream:
             return tf.identity(tensor)
 
     def waited(self, computed: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
-        """Returns the seconds in which a step waits for input: from its beginning on or, for the next step's batches,
-        after the step has `computed` a tensor, one of its last. 0 under op determinism, which knows no time."""
-        if framework.is_op_determinism_enabled():
+        """Returns the seconds in which a step waits for input: from its beginning or, for staged batches, from when it
+        has `computed` a tensor, one of its last."""
+        if framework.is_op_determinism_enabled():  # refuses tf.timestamp
             return tf.zeros([], tf.float64)
         with tf.device(HOST), tf.compat.v1.name_scope("input_wait"):
-            # A copy on the host waits for the device; a control dependency would not.
+            # A copy on the host waits until the device has computed it; a control dependency would not.
             computed_here = [tf.identity(is_finite(computed))] if self.renewal else []
             with tf.control_dependencies(computed_here):
                 began = tf.timestamp()
@@ -82,20 +80,15 @@ def training_stream(
     layout: Layout,
     transfer: Transfer = TO_HOST,
     order: AllExamples | None = None,
-    is_compiled: bool = False,
 ) -> Stream:
-    """Makes the stream of training batches, which begin at position `examples_seen` (int64 scalar) of each step.
-
-    The tower at place i of a step that begins at position p gets the positions from p + i * tower_batch on. Examples in
-    their own order take those positions in that order, worker by worker, but for those of files, of which each worker
-    has its own order.
+    """Makes the stream of training batches. Each step begins at position `examples_seen` (int64 scalar); the tower at
+    place i of it gets the positions from there + i * tower_batch on.
 
     Args:
       workload, examples, seed, layout: of the training.
       examples_seen: as above.
       transfer: of the batches to their towers.
       order: of examples by index; None for passes over all.
-      is_compiled: whether XLA compiles what is computed on the towers' devices.
     """
     if workload.mix and layout.tower_batch % 2:
         raise errors.ConfigError(
@@ -106,10 +99,10 @@ def training_stream(
     offsets = [place * layout.tower_batch for place in layout.places(layout.worker, in_turns=not examples.elements)]
     # known without the batches, so that layers can draw before these come
     positions = [examples_seen + offset for offset in offsets]
-    # from what examples_seen is when the initializer runs; endless, as only the run knows its last step
+    # from the value of examples_seen when the initializer runs; endless, as only the run knows its last step
     steps = tf.data.Dataset.range(examples_seen, np.iinfo(np.int64).max - layout.global_batch, layout.global_batch)
     make_draws = functools.partial(Draws, seed, locate=order.locate)
-    reader = _Reader(workload, examples, layout, transfer, make_draws, is_compiled, offsets)
+    reader = _Reader(workload, examples, layout, transfer, make_draws, offsets)
     if examples.elements:
         dataset, length = elements.batches(examples, reader.part_size, layout.num_workers, layout.worker)
         steps = tf.data.Dataset.zip(steps, dataset)
@@ -131,7 +124,13 @@ def training_stream(
 
 
 class _Reader:
-    """Reads a step's batches on the host, and preprocesses them there or on their towers' devices."""
+    """Reads a step's batches on the host, and preprocesses them there or on their towers' devices.
+
+    Args:
+      workload, examples, layout, transfer: as for `training_stream`.
+      make_draws: (position, number of examples) -> their random numbers.
+      offsets: over towers, of their positions in a step.
+    """
 
     def __init__(
         self,
@@ -140,29 +139,25 @@ class _Reader:
         layout: Layout,
         transfer: Transfer,
         make_draws: Callable[..., Draws],
-        is_compiled: bool,
         offsets: Sequence[int],
     ):
-        """Opens the examples. make_draws: makes the random numbers of a position and a number of examples; offsets: of
-        the towers' positions in a step."""
-        self._workload, self._layout, self._transfer = workload, layout, transfer
-        self._make_draws, self._is_compiled = make_draws, is_compiled
-        # An element of the iterator is a whole step, which `take` slices, or one batch a tower, read side by side.
-        # Those of a data set are whole, so that the iterator's state does not depend on the number of towers.
+        self._workload, self._layout, self._transfer, self._make_draws = workload, layout, transfer, make_draws
+        # An element of the iterator is a whole step, which `take` slices, or one batch a tower, read in parallel.
+        # A data set's are whole, so that the iterator's state does not depend on the number of towers.
         is_whole = offsets[-1] - offsets[0] == layout.worker_batch - layout.tower_batch  # one range of positions
         by_tower = (transfer.is_staged or transfer.augments_on_devices or not is_whole) and not examples.elements
         self._offsets = offsets
         self.parts = layout.num_towers if by_tower else 1
         self.part_size = layout.worker_batch // self.parts
-        # outside of the function, as it may hold the data as constants
+        # here, outside of tf.data's function, as it may hold the data as constants
         self._fetch = examples.opened() if examples.open else None
 
     def read(self, position: tf.Tensor, *elements) -> tuple[tuple[Tensors, Tensors], ...]:
-        """Returns the parts of the step from a position on; of the (features, labels) of these elements, if any."""
+        """Returns the parts of the step from a position on; `elements` are a data set's (features, labels), if any."""
         return tuple(self._part(position + offset, *elements) for offset in self._offsets[: self.parts])
 
     def _part(self, position: tf.Tensor, batch: tuple[Tensors, Tensors] | None = None) -> tuple[Tensors, Tensors]:
-        # an input function is slowed down by device placements
+        # no device: placements slow an input function down
         draws = self._make_draws(position, self.part_size, device=None)
         features, labels = self._fetch(draws.indices) if batch is None else batch
         if not self._transfer.augments_on_devices:
@@ -190,10 +185,10 @@ class _Reader:
     def _on_device(self, tower: Tower, batch: tuple[Tensors, Tensors], position: tf.Tensor) -> tuple[Tensors, Tensors]:
         with (
             tf.device(tower.device),
-            xla.compiled(self._is_compiled, tower.device, "input"),
+            xla.compiled(self._transfer.is_compiled, tower.device, "input"),
             tf.compat.v1.name_scope(f"tower_{tower.index}/preprocess/"),
         ):
-            # Images cross as uint8; augmentation makes four times as many bytes of them.
+            # before augmentation, as images cross as uint8, and it makes four times as many bytes of them
             here = tf.nest.map_structure(tf.identity, batch[0])
             draws = self._make_draws(position, self._layout.tower_batch)
             batch = _preprocess(self._workload, here, batch[1], draws)
@@ -201,7 +196,7 @@ class _Reader:
 
 
 def _preprocess(workload: Workload, features: Tensors, labels: Tensors, draws: Draws) -> tuple[Tensors, Tensors]:
-    """Returns features of training examples as the network takes them, and the labels that go with them."""
+    """Returns features as the network takes them in training, and their labels."""
     if workload.augment:
         features = user_functions.call(workload, "augment", features, draws)
     else:

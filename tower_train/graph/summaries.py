@@ -27,14 +27,8 @@ def serialized_graph(graph: tf.Graph) -> bytes:
 
 
 def step_summary(gradients: GradientsAndVariables, features: Tensors, update: tf.Operation) -> tf.Tensor:
-    """Serializes one Summary of a step: histograms of gradients and of variables after the update, some of the first
-    tower's images, and the scalars and histograms that its network and loss summarise.
-
-    Args:
-      gradients: those applied.
-      features: the first tower's.
-      update: the op that changes the variables.
-    """
+    """Serializes one Summary of a step: histograms of the applied gradients and of variables after the update, some of
+    the first tower's images (in its features), and the scalars and histograms of its network and loss."""
     parts = []
     for gradient, variable in gradients:
         values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient

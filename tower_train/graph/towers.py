@@ -25,7 +25,7 @@ v1 = tf.compat.v1
 class TowerScope:
     """The scope in which the towers of a step are built."""
 
-    context: context.Context  # from which each tower's is made; its index is that of this worker's first tower
+    context: context.Context  # of this worker's first tower; each tower's is made from it
     seed: int  # of initial weights, and of the layers' random numbers
     tower_batch: int
     examples_seen: tf.Tensor  # the position of the step
@@ -35,8 +35,8 @@ class TowerScope:
     def enter(
         self, tower: Tower, variables: Variables, batch: Tensors, position: tf.Tensor
     ) -> Iterator[context.Context]:
-        """Builds a tower within this block: on its device, in its name scope, on these variables, with the random
-        numbers of the position of its batch."""
+        """Builds a tower within this block: on its device, in its name scope, on these variables, with random numbers
+        by the position of its batch."""
         # by the position in the stream, never by the tower: N towers draw what one draws
         draws = Draws(self.seed, position, self.tower_batch, self.examples_seen)
         inputs = tf.nest.flatten(batch, expand_composites=True)
@@ -50,14 +50,8 @@ class TowerScope:
 
 
 def tower_outputs(workload: Workload, features: Tensors, dtype: tf.DType, training: bool) -> Tensors:
-    """Returns one tower's outputs, in the scopes it is called in.
-
-    Args:
-      workload: its inference.
-      features: [tower_batch, ...]; floating-point ones are cast to dtype.
-      dtype: of the arithmetic; the outputs are in variable_dtype(dtype).
-      training: for `inference`.
-    """
+    """Returns one tower's outputs, in variable_dtype(dtype), from features [tower_batch, ...], of which floating-point
+    ones are cast to the dtype of the arithmetic. training: for the workload's `inference`."""
     with context.entered(dataclasses.replace(context.current(), dtype=dtype)):
         outputs = user_functions.call(workload, "inference", _cast_floating(features, dtype), training)
     return _cast_floating(outputs, variable_dtype(dtype))
@@ -70,11 +64,10 @@ def tower_loss(
     dtype: tf.DType,
     class_weights: np.ndarray | None = None,
 ) -> tuple[Tensors, tf.Tensor]:
-    """Returns one tower's (outputs, loss) in training; GraphError if a function returned what it may not.
+    """Returns one tower's (outputs, loss) in training; GraphError if a function returned a wrong value.
 
     Args:
-      workload: inference and loss.
-      features, dtype: as for `tower_outputs`.
+      workload, features, dtype: as for `tower_outputs`.
       labels: [tower_batch, ...].
       class_weights: [classes], factors of the examples' weights.
     """
@@ -131,7 +124,7 @@ def check_classes(workload: Workload, examples: Examples, outputs: Tensors, func
 
 
 def last_activation(outputs: Tensors) -> tf.Operation | None:
-    """Returns the softmax or sigmoid by which a network ends, if it does."""
+    """Returns the softmax or sigmoid at the end of a network, if there is one."""
     op = outputs.op if tf.is_tensor(outputs) else None
     while op and op.type in ("Cast", "Identity", "Reshape"):
         op = op.inputs[0].op
@@ -139,7 +132,7 @@ def last_activation(outputs: Tensors) -> tf.Operation | None:
 
 
 def activation_notes(workload: Workload, outputs: Tensors) -> list[str]:
-    """Warns of a loss that takes logits where the network ends by a softmax or sigmoid, and of the contrary."""
+    """Warns of a loss on logits after a softmax or sigmoid, and of one on probabilities without."""
     last, loss = last_activation(outputs), workload.loss
     takes_logits = getattr(loss, "from_logits", True if is_of_classes(loss) else None)
     if takes_logits and last:

@@ -15,7 +15,7 @@ from tower_train.graph.schedule import learning_rate
 from tower_train.graph.step_plan import StepPlan
 from tower_train.graph.stream import Stream, training_stream
 from tower_train.graph.towers import TowerScope, tower_loss
-from tower_train.graph.update import Counters, Update, prepare_update, update_if_finite
+from tower_train.graph.update import Counters, prepare_update, update_if_finite
 
 v1 = tf.compat.v1
 
@@ -28,7 +28,7 @@ def build_step(plan: StepPlan) -> TrainingGraph:
     config, layout = plan.config, plan.layout
     with tf.Graph().as_default() as graph, tf.device(HOST), xla.compiling(plan.is_compiled, plan.session_config):
         counters = Counters(layout.global_batch, plan.examples.num_examples)  # the run's place, in its checkpoints
-        stream = _open_stream(plan, counters.examples_seen)  # over towers, batches and the positions of their examples
+        stream = _open_stream(plan, counters.examples_seen)  # batches of all towers, and their examples' positions
         rate = learning_rate(config, plan.examples.num_examples, counters.examples_seen)
         scale = LossScale(plan.dtype)  # 1 except for float16
         replicas = make_replicas(layout.replicas, plan.is_compiled)  # one on the host, or one on each tower's device
@@ -48,15 +48,16 @@ def build_step(plan: StepPlan) -> TrainingGraph:
 
         all_reduce = AllReduce(layout.replicas, plan.all_reduce, layout.num_workers, layout.weight)
         mean = average(replicas, all_reduce, config.clip_gradients)  # over all towers of all workers
-        optimizers = Optimizers(config.optimizer, rate, counters.epochs_seen, **plan.coefficients)
+        optimizers = Optimizers(config, rate, counters.epochs_seen)
         parts = [
             # all towers' contexts share one dict of groups, which their layers have filled
             prepare_update(replica, optimizers, scope.context.param_groups, config.ema, counters.global_step)
             for replica in replicas  # from the same means, so that all copies stay the same to the bit
         ]
         parts += stream.order.prepare_update(counters.examples_seen.read_value(), layout.offsets, all_reduce.gather)
-        update = Update(parts, counters, scale, skips=config.on_nonfinite == "skip")
-        finite = update_if_finite(replicas, mean, update, stream.renewed)  # finite.op, a conditional, is the step
+        skips = config.on_nonfinite == "skip"
+        # finite.op, a conditional, is the step
+        finite = update_if_finite(replicas, mean, parts, counters, scale, skips, when=stream.renewed)
 
         counting, progress = outputs.progress(plan, stream, towers)
         return TrainingGraph(
@@ -82,9 +83,7 @@ def _open_stream(plan: StepPlan, examples_seen: tf.Variable) -> Stream:
     v1.set_random_seed(config.seed & 0x7FFFFFFF)  # of the operations that --allow_stateful_random allows
     order = choose_order(config.keep_hardest, plan.workload, plan.examples, config.seed, layout.global_batch)
     with v1.name_scope("input"):
-        return training_stream(
-            plan.workload, plan.examples, config.seed, examples_seen, layout, plan.transfer, order, plan.is_compiled
-        )
+        return training_stream(plan.workload, plan.examples, config.seed, examples_seen, layout, plan.transfer, order)
 
 
 def _tower_scope(plan: StepPlan, counters: Counters) -> TowerScope:

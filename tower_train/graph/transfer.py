@@ -27,37 +27,32 @@ _ON_HOST = (tf.string, tf.variant, tf.resource)
 class Transfer:
     """The transfer of batches to their devices."""
 
-    augments_on_devices: bool = False  # whether batches are preprocessed there, after they crossed; else on the host
-    is_staged: bool = False  # whether the next step's batches cross during a step
+    augments_on_devices: bool = False  # preprocessed there, after they crossed; else on the host
+    is_staged: bool = False  # the next step's batches cross during a step
     end: int = 0  # the position after the run's last example
-    note: str | None = None  # a line on the place of preprocessing, of GPUs; else None
+    is_compiled: bool = False  # XLA compiles the preprocessing on devices
+    note: str | None = None  # for the log
 
 
 TO_HOST = Transfer()
 
 
 def choose_transfer(
-    augment_on: str, workload: Workload, examples: Examples, devices: Sequence[str], end: int = 0
+    augment_on: str, workload: Workload, examples: Examples, devices: Sequence[str], end: int, is_compiled: bool
 ) -> Transfer:
-    """Chooses how the batches get to their devices.
-
-    Args:
-      augment_on: --augment_on; auto is the device if it is a GPU and the workload's preprocessing is made for that.
-      workload, examples: what is trained. Examples in their own order cross augmented unless `device` is asked for,
-        since checkpoints hold some of them as they cross; and not ahead of their step, since those would be lost.
-      devices: of the towers.
-      end: as in Transfer.
-    """
+    """Chooses how the batches get to their devices. augment_on: the option; end, is_compiled: as in Transfer."""
     on_gpus, there, note = are_gpus(devices), False, None
+    # Examples in an order of their own would be lost if they were fetched ahead of their step.
     is_staged = on_gpus and not examples.elements
     if workload.augment or workload.prepare or workload.mix:
+        # auto: not for these either, since checkpoints hold some of them as they cross
         there = augment_on == "device" or (augment_on == "auto" and is_staged and workload.augments_on_devices)
         note = f"augments: on the {'GPUs' if there else 'host'} (--augment_on={augment_on})" if on_gpus else None
-    return Transfer(there, is_staged, end, note)
+    return Transfer(there, is_staged, end, is_compiled, note)
 
 
 def are_gpus(devices: Sequence[str]) -> bool:
-    """Returns whether batches travel so far to these devices that they should be there when a step begins."""
+    """Returns whether the way to these devices is so long that batches should be there when a step begins."""
     return all("gpu" in device.lower() for device in devices)
 
 
@@ -72,10 +67,8 @@ def stage_batches(
     """Stages an iterator's batches.
 
     Args:
-      take: makes the ops that take a step's batches out of the iterator. They do not run for positions from
-        `end` on: no step needs those examples, so none of them may fail the run.
-      on_devices: (a step's batches, its position) -> the same as the towers take them. Done in the step before, so that
-        a step's first operation finds all of it on the device.
+      take: makes the ops that take a step's batches out of the iterator.
+      on_devices: (a step's batches, its position) -> the same as the towers take them.
       begin: op that starts the iterator.
       layout: of a step; its towers take the batches.
       examples_seen: int64 scalar, the position of a step's first example.
@@ -101,11 +94,12 @@ def stage_batches(
     )
     with tf.control_dependencies([in_step]):
         following = examples_seen + layout.global_batch
-    is_wanted = following < end
+    is_wanted = following < end  # no step needs later examples, so none of those may fail the run
 
     def no_batches() -> Batches:
         return tf.nest.map_structure(lambda like: tf.zeros([size or 0 for size in like.shape], like.dtype), taken)
 
+    # preprocessed in the step before too, so that a step's first operation finds all of it on the device
     coming = on_devices(tf.cond(is_wanted, take, no_batches, name=NEXT), following)
     renewal = [position.put(tf.where(is_wanted, following, tf.constant(_NONE, tf.int64)))]
     for place, tensor, now in zip(places, tf.nest.flatten(coming), batches, strict=True):

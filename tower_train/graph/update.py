@@ -38,34 +38,25 @@ class Counters:
             return tf.group(*[counter.assign_add(amount) for counter, amount in amounts])
 
 
-class Update:
-    """The two ends of a step: the update of all replicas, which counts it, or what is done if it is not finite."""
-
-    def __init__(self, parts: Sequence[Callable[[], tf.Operation]], counters: Counters, scale: LossScale, skips: bool):
-        """Keeps functions that build parts of the update: each replica's, and that of hard examples. skips: whether a
-        step that is not finite is counted and passed over; else it ends the run."""
-        self._parts, self._counters, self._scale, self._skips = parts, counters, scale, skips
-
-    def apply(self) -> tf.Operation:
-        """Builds the update."""
-        return self._counters.count(self._scale.after_update(), after=[build() for build in self._parts])
-
-    def instead(self, loss: tf.Tensor) -> tf.Operation:
-        """Builds what is done if the loss (scalar) or gradients are not finite: no weight changes."""
-        return self._scale.without_update(loss, self._counters.count, self._skips)
-
-
 def update_if_finite(
-    replicas: Sequence[Replica], mean: Mean, update: Update, when: Callable[[tf.Tensor], tf.Tensor]
+    replicas: Sequence[Replica],
+    mean: Mean,
+    parts: Sequence[Callable[[], tf.Operation]],
+    counters: Counters,
+    scale: LossScale,
+    skips: bool,
+    when: Callable[[tf.Tensor], tf.Tensor],
 ) -> tf.Tensor:
-    """Updates only if the loss and all gradients are finite.
+    """Updates all replicas and counts the step, only if the loss and all gradients are finite.
 
     Sums carry NaN and Inf along, so it suffices to check what would be applied; towers are checked one by one only when
     that is not finite.
 
     Args:
       replicas, mean: with the towers' results, and their means.
-      update: builds both branches of the conditional.
+      parts: functions that build parts of the update: each replica's, and that of hard examples.
+      counters, scale: of the run.
+      skips: whether a step that is not finite is counted and passed over; else it ends the run.
       when: the check's outcome, a bool scalar -> the same, once the next step's batches are in place.
 
     Returns:
@@ -80,11 +71,11 @@ def update_if_finite(
     ]
 
     def applied() -> tf.Tensor:
-        with tf.control_dependencies([update.apply()]):
+        with tf.control_dependencies([counters.count(scale.after_update(), after=[build() for build in parts])]):
             return tf.ones([len(towers) + 1, len(towers[0])], tf.bool)
 
     def refused() -> tf.Tensor:
-        with tf.control_dependencies([update.instead(mean.loss)]):
+        with tf.control_dependencies([scale.without_update(mean.loss, counters.count, skips)]):
             return tf.stack([*(are_finite(values) for values in towers), applicable])
 
     with tf.control_dependencies(mean.before_update):
@@ -111,8 +102,8 @@ def prepare_update(
       global_step: int64 variable, steps done before this one.
 
     Returns:
-      A function that builds the update, in this order: the weights' decay (Loshchilov and Hutter 2019, "Decoupled
-        weight decay regularization", algorithm 2), the weights, the moving statistics, the averages of both.
+      A function that builds the update: weight decay (Loshchilov and Hutter 2019, "Decoupled weight decay
+        regularization", algorithm 2), the weights, the moving statistics, the averages of both.
     """
     groups = {ParamGroup(): []}  # first, so that its optimizer's variables are named as without such blocks
     for gradient, variable in replica.mean_grads:
@@ -132,7 +123,7 @@ def prepare_update(
 
     def update() -> tf.Operation:
         with replica.here("update"):
-            # a layer that assigns a weight does so before the optimizer, as Keras' SpectralNormalization
+            # a layer that assigns a weight does so before the optimizer, like Keras' SpectralNormalization
             assigned = [_move(statistic) for statistic in replica.moving if statistic.moving.ref() in trained]
         with replica.here("update"), tf.control_dependencies(assigned):
             decayed = [
@@ -145,7 +136,7 @@ def prepare_update(
                 applied = [optimizer.apply_gradients(grads) for optimizer, _, grads in by_group]
             moved = [_move(statistic) for statistic in replica.moving if statistic.moving.ref() not in trained]
             done = tf.group(*applied, *moved)
-        # In a cluster of its own: XLA's read all variables before they write any, and these need the new weights.
+        # not in the same XLA cluster: it reads all variables before it writes any, and these need the new weights
         with replica.here("averages"), tf.control_dependencies([done]):
             return _follow(averages, averaged, shares)
 
@@ -153,14 +144,14 @@ def prepare_update(
 
 
 def is_decayed(variable: tf.Variable) -> bool:
-    """Returns whether --weight_decay is for a variable: no bias, nor scale or offset of a normalisation."""
+    """Returns whether --weight_decay is for a variable: not for biases, nor scales and offsets of a normalisation."""
     return variable.shape.rank > 1 and not _NOT_DECAYED.fullmatch(variable.op.name.rpartition("/")[2])
 
 
 def _move(statistic: Statistic) -> tf.Operation:
     """moving = momentum * moving + (1 - momentum) * value."""
     moving, value, momentum, _ = statistic
-    if not momentum:
+    if not momentum:  # an assignment; also of integers, which cannot be mixed
         return moving.assign(value, read_value=False)
     return moving.assign_sub((1 - momentum) * (moving - value), read_value=False)
 
@@ -181,8 +172,8 @@ def _shares(dtypes: Iterable[tf.DType], decay: float, step: tf.Variable) -> dict
 def _follow(
     averages: Sequence[tf.Variable], variables: Sequence[tf.Variable], shares: Mapping[tf.DType, tf.Tensor]
 ) -> tf.Operation:
-    """Updates moving averages as tf.train.ExponentialMovingAverage.apply, whose conditionals take a tenth of what
-    building a graph does."""
+    """Updates moving averages like tf.train.ExponentialMovingAverage.apply, whose conditionals take a tenth of the time
+    of building a graph."""
     if not averages:
         return tf.no_op()
     with v1.name_scope(AVERAGE):
@@ -195,8 +186,8 @@ def _follow(
 
 
 def _create_average(variable: tf.Variable) -> tf.Variable:
-    """Creates a variable's moving average, which begins as the variable: as what it is where it has been restored, else
-    as its initial value."""
+    """Creates a variable's moving average, which begins at the variable's value if that was restored, else at its
+    initial value."""
     with tf.device(variable.device):
         is_there = tf.raw_ops.VarIsInitializedOp(resource=variable.handle)
         # Not tf.cond, which makes two functions of it.

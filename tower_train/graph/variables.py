@@ -1,7 +1,6 @@
 """Copies of the network's variables: the originals, and a copy on each further device if they are mirrored.
 
-The originals have the names of checkpoints. The others are local variables that begin as the originals are, after those
-have their values.
+The originals have the names of checkpoints. The others are local variables, initialised from the originals' values.
 """
 
 import contextlib
@@ -25,7 +24,7 @@ class Variables:
     """One copy of the variables, on one device."""
 
     def __init__(self, device: str = HOST, index: int = 0, originals: "Variables | None" = None):
-        """Creates no variables yet. index: over this worker's copies; originals: to be copied, None for those."""
+        """index: over this worker's copies; originals: to be copied, None for the originals themselves."""
         self.device, self._originals = device, originals
         self._scope = f"copy_{index}/" if originals else ""  # before the names of its variables
         # {canonical name: (this copy's variable, its regularizer or None)} of the network, in the order of creation
@@ -39,14 +38,10 @@ class Variables:
 
     @contextlib.contextmanager
     def tower(self, tower: Tower, getter: Callable) -> Iterator[None]:
-        """Builds a tower within this block: on its device, in its name scope, on these variables.
+        """Builds a tower within this block: on its device, in its name scope, on these variables; tower 0 creates them.
 
-        Args:
-          tower: what it is in the step; tower 0 creates the variables, later ones reuse them.
-          getter: custom getter for initial values: such as `getters.seeded(seed)`.
-
-        Raises:
-          GraphError: a later tower would create a variable, or some cannot be copied.
+        getter: custom getter for initial values, such as `getters.seeded(seed)`. Raises GraphError if a later tower
+        would create a variable, or some cannot be copied.
         """
         if self._originals and not self.by_name:
             self._copy_network(self._originals.by_name)
@@ -104,7 +99,7 @@ class Variables:
         before = len(decays)
         name = name.removeprefix(self._scope)  # a name made of a copy's, as of its moving average
         variable = get_variable(name, *args, regularizer=regularizer, **kwargs)
-        # Plain tensors in place of TensorFlow's objects, which compute the regularizer anew at each use.
+        # plain tensors instead of TensorFlow's objects, which compute the regularizer anew at each use
         decays[before:] = [each.op.outputs[each.value_index] for each in decays[before:]]
         self.decays += decays[before:]
         if tower.index == 0:
@@ -128,12 +123,12 @@ class Variables:
         return variable.op.name.removeprefix(self._scope)
 
     def copied(self) -> list[tf.Variable]:
-        """Returns all that each copy has, in the same order."""
+        """Returns the variables that every copy has, in the same order."""
         return [*(variable for variable, _ in self.by_name.values()), *self.states]
 
     @contextlib.contextmanager
     def more_states(self) -> Iterator[None]:
-        """Adds the variables that are created within this block, such as the optimizer's slots, to the states."""
+        """Adds the variables created within this block, such as the optimizer's slots, to the states."""
 
         def create(create_variable, **kwargs):
             if self._originals:  # each copy makes its states in one order: this is that of the same index
@@ -145,7 +140,7 @@ class Variables:
             yield
 
     def local_copy(self, original: tf.Variable) -> tf.Variable:
-        """Returns its copy of a variable of tower 0; that itself if it has none."""
+        """Returns this copy of an original; the original itself if it has none."""
         return self.by_name.get(original.op.name, (original, None))[0]
 
     def _copy_network(self, originals: dict[str, tuple[tf.Variable, Callable | None]]) -> None:
@@ -199,9 +194,8 @@ def _explained() -> Iterator[None]:
 
 
 def _initialized_on_host(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a variable initialised on the host: GPUs draw other numbers from a seed and call no
-    Python."""
-    initial_value = kwargs.get("initial_value")
+    """Returns the arguments of a variable that is initialised on the host."""
+    initial_value = kwargs.get("initial_value")  # GPUs would draw other numbers from a seed, and call no Python
     if not callable(initial_value):
         return kwargs
     with tf.init_scope(), tf.device(HOST), v1.name_scope(f"{kwargs.get('name') or 'Variable'}/Initializer/"):

@@ -1,7 +1,7 @@
 """Towers compiled by XLA: which operations of a step go into its clusters.
 
-TensorFlow makes clusters of the operations that carry a mark, as few as it can, and leaves outside what XLA cannot
-compile. What lies outside in the midst of a tower splits its cluster.
+TensorFlow makes clusters of the operations that carry a mark, as few as it can, and leaves out what XLA cannot compile.
+An operation that is left out in the middle of a tower splits its cluster.
 """
 
 import contextlib
@@ -14,15 +14,15 @@ _MARK, _PART = "_XlaCompile", "_XlaScope"  # attributes of operations
 
 
 def compiled(wanted: bool, device: str, part: str = "step"):
-    """Marks the operations of this block, which are on one device, for XLA, if wanted. No cluster has operations of two
+    """Marks the operations of this block, all on one device, for XLA, if wanted. No cluster has operations of two
     devices, or of two parts of a step."""
-    # As tf.xla.experimental.jit_scope does, but each of its blocks is a part, and so the clusters are small and many.
+    # like tf.xla.experimental.jit_scope, which makes each block a part, and so many small clusters
     marks = {_MARK: AttrValue(b=True), _PART: AttrValue(s=f"{part} {_canonical(device)}".encode())}
     return tf.compat.v1.get_default_graph()._attr_scope(marks) if wanted else contextlib.nullcontext()
 
 
 def not_compiled():
-    """Keeps the operations of this block out of clusters: XLA draws other random numbers."""
+    """Keeps the operations of this block out of clusters, as XLA draws other random numbers."""
     return tf.compat.v1.get_default_graph()._attr_scope({_MARK: AttrValue(b=False)})
 
 
@@ -33,7 +33,7 @@ def prepare(graph: tf.Graph, session_config: tf.compat.v1.ConfigProto) -> None:
 
 
 def leave_out_other_devices(graph: tf.Graph) -> None:
-    """Keeps out of clusters what was made in a block for another device, such as what reads a variable on the host."""
+    """Unmarks operations made in a block of another device, such as reads of a variable on the host."""
     for op in graph.get_operations():
         if op.node_def.attr[_MARK].b and not op.node_def.attr[_PART].s.decode().endswith(f" {_canonical(op.device)}"):
             op._set_attr(_MARK, AttrValue(b=False))
@@ -54,8 +54,8 @@ def _canonical(device: str) -> str:
 
 
 def leave_to_xla(session_config: tf.compat.v1.ConfigProto) -> None:
-    """Turns off those of TensorFlow's optimizations that XLA does better: their new operations carry no mark, or are
-    none that it compiles, and split its clusters."""
+    """Turns off those of TensorFlow's rewrites that XLA does better."""
+    # their new operations carry no mark, or cannot be compiled, and so split clusters
     rewrites = session_config.graph_options.rewrite_options
     for name in ("remapping", "layout_optimizer", "arithmetic_optimization"):
         setattr(rewrites, name, rewrites.OFF)

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.examples import Examples
-from tower_train.graph import devices, out_of_memory, step_failures
+from tower_train.graph import devices, step_failures
 from tower_train.inference.evaluation_graph import check_modes, evaluation_graph
 from tower_train.inference.whole_set import WholeSet
 from tower_train.measures import MIN
@@ -176,12 +176,7 @@ class Evaluator:
         self._whole.reset()
         for _ in range(most_steps):
             try:
-                with (
-                    out_of_memory.explained(self._tower_batch),
-                    step_failures.explained(
-                        self.examples.name, self._workload.name, may_end=True, fault=self.examples.fault
-                    ),
-                ):
+                with step_failures.explained(self.examples, self._workload.name, True, self._tower_batch):
                     values = session.run(fetches)
             except tf.errors.OutOfRangeError:
                 break

@@ -1,4 +1,5 @@
-"""Actions after a step: choice of hard examples, check of copies, log line and summary, profile, the end."""
+"""Actions after a step: check that it was finite, choice of hard examples, check of copies, log line and summary,
+profile, the end."""
 
 import math
 from collections.abc import Callable
@@ -7,6 +8,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.console import ProgressBar, say
+from tower_train.graph import gradients
 from tower_train.graph.record import StepReport
 from tower_train.run import messages
 from tower_train.run.hooks import Action
@@ -16,6 +18,47 @@ from tower_train.run_dir import logs
 
 v1 = tf.compat.v1
 _MUCH_SECS = 1.0  # of waiting, from which advice is of use
+_MOST_IN_A_ROW = 10  # skipped steps: bad examples are rare, so more of them are a network that has diverged
+_UNTOUCHED = (
+    "This step has not changed the variables, and the last checkpoint stays. Try a lower --learning_rate, or look at "
+    "the examples."
+)
+
+
+class Guard(Action):
+    """Ends the run at a step that is not finite, or skips it, and names its examples.
+
+    The graph has left the variables unchanged. A skipped step counts: global_step and examples_seen move on, so that
+    each step keeps its examples.
+    """
+
+    def __init__(self, training: Training):
+        self._training, self._in_a_row = training, 0
+        self._skips = training.plan.config.on_nonfinite == "skip"
+
+    def __call__(self, step, report):
+        if report.finite.all():
+            self._in_a_row, self._training.loss = 0, float(report.loss)
+            return
+        if report.overflowed:  # no fault, but how float16 finds its loss scale
+            say(f"*** loss scale: too great at step {step}, which is skipped; now {report.loss_scale:g}.")
+            return
+        layout = self._training.graph.layout
+        # a step that ends the run has not counted its examples
+        first = int(report.examples) - (layout.global_batch if self._skips else 0)
+        failure = (
+            f"not finite at step {step}: "
+            f"{gradients.describe_not_finite(report.finite, self._training.graph.checked, layout.num_workers)}. Its "
+            f"batch: positions {first} to {first + layout.global_batch - 1} of the stream of examples"
+        )
+        if not self._skips:
+            raise errors.NonFiniteError(f"{failure}. {_UNTOUCHED}")
+        self._training.skipped_steps += 1
+        self._in_a_row += 1
+        if self._in_a_row == _MOST_IN_A_ROW:
+            raise errors.NonFiniteError(f"{failure}. It is number {self._in_a_row} in a row. {_UNTOUCHED}")
+        skipped = f"{self._training.skipped_steps} skipped since this start"
+        say(f"*** {failure}. Skipped: the variables are as before; {skipped}.")
 
 
 class ChooseExamples(Action):
@@ -25,19 +68,19 @@ class ChooseExamples(Action):
         self._graph, self._session, self._end = training.graph, training.session, training.plan.end
 
     def begin(self):
-        self._choose()  # what the last start had no step for, or where steps have another size now
+        self._choose()  # the last start may have ended just before, or with steps of another size
 
     def is_due(self, step):
-        return step < self._end  # else no step follows, whose examples the stream would fetch
+        return step < self._end  # else the stream would fetch examples for a step that does not come
 
     def __call__(self, step, report):
         batch, pass_at = self._graph.layout.global_batch, self._graph.choice.pass_at
         last = int(report.examples) - 1
-        if pass_at(last + batch) > pass_at(last):
+        if pass_at(last + batch) > pass_at(last):  # the next step has some of another pass
             self._choose()
 
     def _choose(self):
-        if self._session.run(self._graph.choice.choose):
+        if self._session.run(self._graph.choice.choose):  # batches fetched ahead were of the old choice
             self._session.run(self._graph.stream.initializer)
 
 
@@ -53,6 +96,7 @@ class MirrorCheck(Action):
 
     def __call__(self, step, report):
         fingerprints = self._session.run(self._saved.fingerprints)
+        # over copies of all workers and variables; hashes, so that no weights travel
         copies, variables = (fingerprints != fingerprints[0]).nonzero()
         if len(copies):
             names = self._saved.copied
@@ -104,7 +148,7 @@ class Log(Action):
         say(messages.step_line(step, loss, examples_per_sec, sec_per_batch, input_share if is_slow else None))
         if is_slow and self._input_secs > _MUCH_SECS and not self._has_advised:
             self._has_advised = True
-            say(messages.input_advice(input_share, self._training.run_json))
+            say(messages.input_advice(input_share, self._training.run_json))  # once, as it is long
         self._bar.update(step, rates=f"loss {messages.as_loss(loss)}  {examples_per_sec:.0f} examples/sec")
         rates = {
             "learning_rate": float(report.learning_rate),
@@ -124,21 +168,19 @@ class Log(Action):
         self._metrics.append(record)
         with self._training.paused():
             self._training.user_hooks.on_log(record)
-        # in events "loss" is without weight decay; in the record above it is with it
+        # in events, like the original's, "loss" is without weight decay; in the record it is with it
         losses = {"total_loss": loss, "loss": float(report.data_loss)}
         logs.add_scalars(self._writer, losses | rates, step)
 
 
 class Profile(Action):
-    """Profiles some steps (--profile_steps), as far as this start does them; one that fails costs the run a line.
-
-    It begins after the step before the first of them; `begin` stands for that step if this start begins there."""
+    """Profiles those of --profile_steps that this start does; a failure costs the run a line."""
 
     def __init__(self, training: Training):
         first, self._last = training.plan.config.profile_steps or (0, 0)
         self._training, self._first, self._is_on = training, max(first, training.step + 1), False
 
-    def begin(self):
+    def begin(self):  # a profile begins after the step before its first one, which may be of an earlier start
         if self.is_due(self._training.step):
             self(self._training.step, None)
 
@@ -182,7 +224,7 @@ class Stop(Action):
         self._training, self._request = training, training.graph.ask_to_stop
 
     def begin(self):
-        # A process by itself may do no step at all.
+        # a process by itself may do no step at all; several must agree, which takes one
         self._training.is_over = not self._request and self._training.stop_reason() in (
             StopReason.NO_GAIN,
             StopReason.SESSION_HOOK,
@@ -193,5 +235,5 @@ class Stop(Action):
         if self._request:
             if is_over:
                 self._training.session.run(self._request)
-            is_over = report.stopping > 0
+            is_over = report.stopping > 0  # a mean over workers, so the same in all
         self._training.is_over = is_over

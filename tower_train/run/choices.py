@@ -1,4 +1,4 @@
-"""The values of options that are left to the machine: dtype, place of the variables, all-reduce, time-out of stalls."""
+"""Chooses the options that are left to the machine: dtype, place of the variables, all-reduce, time-out of stalls."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -8,24 +8,22 @@ from tower_train import host
 from tower_train.config import Config
 from tower_train.graph.devices import Devices, Gpu
 
-# The compute capabilities of the first NVIDIA GPUs made for a dtype.
+# the compute capabilities of the first NVIDIA GPUs with fast instructions for a dtype
 _MADE_FOR = {"bfloat16": (8, 0), "float16": (7, 0), "float32": (0, 0)}
 _SLOW = "--dtype=float16 is for GPUs: on a processor its convolutions can take hundreds of times as long as in float32."
-_CHECK_MIXED_EVERY_STEPS = 100  # kernels of two models may round differently
+_CHECK_MIXED_EVERY_STEPS = 100
 _STALL_TIMEOUT_SECS = 1800.0  # the first step of some GPUs compiles for many minutes
 
 
 def resolve(config: Config, before: Mapping[str, Any], placed: Devices) -> tuple[Config, list[str]]:
-    """Replaces `auto`, and options of None that depend on the devices.
+    """Replaces `auto`, and None in options that depend on the devices; also returns a line for each choice.
 
     Args:
       config: all options.
       before: those of the run's last start, which chose for the whole run; empty for a new run.
       placed: the devices of the towers.
-
-    Returns:
-      The config, and a line for each choice with its reason.
     """
+    # an elastic group may have its greatest size in the next start, with the same options
     placed = dataclasses.replace(placed, num_workers=config.most_workers or placed.num_workers)
     chosen, notes = {}, []
     if config.dtype == "auto":
@@ -47,6 +45,7 @@ def resolve(config: Config, before: Mapping[str, Any], placed: Devices) -> tuple
         notes.append(f"*** GPUs of different models ({', '.join(models)}): the slowest sets the pace of all.")
         if not config.check_mirrors_every_steps and not config.elastic:
             chosen["check_mirrors_every_steps"] = _CHECK_MIXED_EVERY_STEPS
+            # their kernels may round differently
             notes[-1] += f" Their copies of the variables are compared every {_CHECK_MIXED_EVERY_STEPS} steps."
     chosen["jit_compile"] = "always" if placed.compiles(config.jit_compile) else "never"
     if chosen["jit_compile"] == "always":
@@ -57,8 +56,7 @@ def resolve(config: Config, before: Mapping[str, Any], placed: Devices) -> tuple
 
 
 def _dtype(before: Mapping[str, Any], gpus: Sequence[Gpu]) -> tuple[str, str]:
-    """Returns (dtype, reason): bfloat16 on devices with fast instructions for it, float16 on older GPUs, else
-    float32."""
+    """Returns (dtype, reason)."""
     if "dtype" in before:
         return before["dtype"], "as the run began"
     if gpus:

@@ -1,4 +1,4 @@
-"""The look at a new run's examples: likely mistakes, and a picture of examples as the network gets them."""
+"""Looks at a new run's examples: warns of likely mistakes, and draws examples as the network gets them."""
 
 import contextlib
 import functools
@@ -26,13 +26,12 @@ _ENOUGH = 20  # expected examples of a class in a sample from which its absence 
 
 
 def look(workload: Workload, examples: Examples, seed: int) -> tuple[list[str], bytes | None]:
-    """Warns of missing classes, and of features that are all the same or not finite; and draws the first examples.
+    """Warns of missing classes, and of features that are all the same or not finite; draws the first examples.
 
-    Looks at all labels if they are at hand, and at SAMPLE examples as evaluation sees them: without augmentation, but
-    with the workload's `prepare`.
+    Looks at all labels if they are at hand, and at SAMPLE examples as evaluation sees them.
 
     Returns:
-      The warnings, and a picture of examples as the network gets them, a PNG; None if they are no images.
+      The warnings, and a PNG of examples as the network gets them in training; None if they are no images.
 
     Raises:
       DataError: a label that is no class, one class only, or examples that cannot be read.
@@ -50,7 +49,7 @@ def _look_at(workload: Workload, examples: Examples, seed: int) -> tuple[tuple, 
     """Returns (features, labels) of the sample, joined; and (images, labels) of the first batch, if there are some."""
     sample, parts, config = examples.sample(SAMPLE), [], v1.ConfigProto(device_count={"GPU": 0})
     config.graph_options.rewrite_options.disable_meta_optimizer = True  # takes longer than what it would speed up
-    with tf.Graph().as_default(), tf.device("/cpu:0"):
+    with tf.Graph().as_default(), tf.device("/cpu:0"):  # GPUs belong to the training's session
         stream = evaluation_stream(workload, sample, _BATCH, 1)
         images, trained, first = _image(stream.batches[0]), None, None
         if images is not None:
@@ -58,9 +57,7 @@ def _look_at(workload: Workload, examples: Examples, seed: int) -> tuple[tuple, 
             images = _image(trained.batches[0][0])
         with v1.Session(config=config) as session:
             session.run([v1.tables_initializer(), stream.initializer])
-            explained = functools.partial(
-                step_failures.explained, examples.name, workload.name, may_end=True, fault=sample.fault
-            )
+            explained = functools.partial(step_failures.explained, sample, workload.name, may_end=True)
             with contextlib.suppress(tf.errors.OutOfRangeError), explained():
                 while True:
                     parts.append(session.run((stream.batches[0], stream.counted[0])))
@@ -101,6 +98,7 @@ def _about_classes(labels: np.ndarray, examples: Examples) -> Iterator[str]:
     examples.check_labels(labels)
     counts = np.bincount(labels, minlength=len(names)) if labels.ndim == 1 else labels.sum(axis=0)
     missing = [names[i] for i in np.flatnonzero(counts == 0)]
+    # a data set that comes sorted shows one class only
     is_one = len(missing) == len(names) - 1 and len(labels) >= _ENOUGH
     if missing and (is_one or not is_sample or len(labels) >= _ENOUGH * len(names)):
         which = f"the {len(labels)} looked at" if is_sample else "all"

@@ -5,16 +5,14 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tower_train.config import Config
 from tower_train.examples import TEST, TRAIN, VALIDATION, DataRequest, Examples
-from tower_train.graph import devices
 from tower_train.inference import report
 from tower_train.inference.evaluator import Evaluation, Evaluator
 from tower_train.inference.saved_run import RESULT_NAMES, curves_folder, write_curves
+from tower_train.run.plan import Plan
 from tower_train.run_dir import checkpoint, directory, logs
 from tower_train.run_dir.best import Best
 from tower_train.run_dir.json_files import OF_EVALUATION, is_evaluation
-from tower_train.workload import Workload
 
 TRAINING_EXAMPLES = 1000  # that each evaluation looks at: enough to see by 3 % that a network learns them by heart
 
@@ -22,25 +20,19 @@ TRAINING_EXAMPLES = 1000  # that each evaluation looks at: enough to see by 3 % 
 class Evaluations:
     """Evaluates checkpoints while their run trains; loads examples and builds graphs on first use.
 
-    All that chooses, the best checkpoint and early stopping, looks at validation examples, and at the test examples
-    only if there are none.
-
-    Args:
-      run_dir, config, workload: of the run.
-      examples: those that it trains on.
+    The best checkpoint and early stopping are chosen on validation examples, on the test examples only without those.
     """
 
-    def __init__(self, run_dir: directory.RunDirectory, config: Config, workload: Workload, examples: Examples):
-        self._run_dir, self._config, self._workload, self._trained_on = run_dir, config, workload, examples
-        self._last_step = config.last_step(examples.num_examples)
-        patience = config.early_stopping_patience_epochs * examples.num_examples
-        self.best = Best(run_dir, config.keep_best, patience, config.global_batch)  # compares the evaluations
+    def __init__(self, plan: Plan):
+        self._plan, self._run_dir, self._config, self._trained_on = plan, plan.run_dir, plan.config, plan.examples
+        self._last_step = plan.last_step
+        self.best = Best(plan.run_dir, plan.config, plan.examples.num_examples)  # compares the evaluations
         self._evaluators: dict[str, Evaluator] = {}  # by split
-        self._split = TEST  # that chooses
+        self._split = TEST  # on which checkpoints are chosen
         self.pending: list[str] = []  # paths of checkpoints to evaluate before the first step
         self._last: dict[str, Evaluation] = {}
         self._writers: dict[str, logs.EventWriter] = {}
-        self._has_warned = False
+        self._has_warned = False  # of overfitting
 
     def is_due(self, step: int) -> bool:
         every = self._config.eval_every_steps
@@ -55,7 +47,7 @@ class Evaluations:
           trained: the variables of the training.
 
         Raises:
-          UserError: there are no examples to evaluate, a batch of them cannot be evaluated, or none could be the best.
+          UserError: there are no examples to evaluate, a batch fails, or the metric to choose by has no direction.
         """
         every, at_end, last_step = self._config.eval_every_steps, self._config.eval_at_end, self._last_step
         are_due = at_end and step < last_step or every and last_step // every > step // every
@@ -64,8 +56,9 @@ class Evaluations:
         return lines
 
     def _find_pending(self, step: int, was_every: int) -> None:
-        """Finds the checkpoints to evaluate now: the first one in each interval of which no evaluation was recorded,
-        as it failed, was interrupted, or its checkpoint could not be saved; and the newest if it is due."""
+        """Finds the checkpoints to evaluate now: the first one in each interval without a recorded evaluation, and the
+        newest if it is due."""
+        # an evaluation may have failed, been interrupted, or its checkpoint could not be saved
         config, paths = self._config, checkpoint.existing(self._run_dir.path)
         recorded = [record["step"] for record in self._run_dir.records().values() if is_evaluation(record)]
         intervals = {0, *(each // was_every for each in recorded)} if was_every else ()
@@ -84,8 +77,7 @@ class Evaluations:
         evaluator = self._evaluators[self._split]
         for split, each in self._evaluators.items():
             each.examples.check_same_classes(self._trained_on.name, self._trained_on.class_names)
-            # a network that trains on these can evaluate them
-            if split != TRAIN:
+            if split != TRAIN:  # a network that trains on these can evaluate them
                 each.try_out(trained)
         lines = self.best.compare_by(*evaluator.first_metric)
         if evaluator.built.loss is None:
@@ -110,7 +102,7 @@ class Evaluations:
         """Evaluates a checkpoint, writes the curves and keeps the results; returns lines about them. after_batch: as of
         `Evaluator.evaluate`."""
         self._open()
-        # where validation examples choose, those of the test are looked at once
+        # test examples are looked at once, unless checkpoints are chosen on them
         is_last = checkpoint.saved_step(path) >= self._last_step
         due = [split for split in self._evaluators if split in (self._split, TRAIN) or is_last]
         self._last = {split: self._evaluators[split].evaluate(path, after_batch) for split in due}
@@ -127,7 +119,7 @@ class Evaluations:
         return lines + self.best.note(evaluation, path)
 
     def closing_lines(self, step: int, training_secs: float | None) -> list[str]:
-        """Returns lines about the weights of the last step, on the test examples if possible, and about the best."""
+        """Returns lines about the best weights and the last, these on the test examples if possible."""
         split = TEST if TEST in self._last else self._split
         lines, last = self.best.closing_lines(self._split), self._last.get(split)
         if last and last.step == step:
@@ -159,20 +151,19 @@ class Evaluations:
         write_curves(self._writers[beside], self._last[split], prefix)
 
     def _open(self) -> None:
-        """Makes evaluators: on the examples that choose, on the test examples at the end, and on some training
-        examples. Each builds a graph."""
+        """Makes evaluators, each with its graph: on the examples to choose on, on the test examples at the end, and on
+        some training examples."""
         if self._evaluators:
             return
-        config, trained_on = self._config, self._trained_on
+        config, trained_on, workload = self._config, self._trained_on, self._plan.workload
         request = DataRequest(TEST, trained_on.dataset, config.data_dir, config.seed, config.validation_fraction)
-        self._split, examples = self._workload.first_split(request, (VALIDATION, TEST))
+        self._split, examples = workload.first_split(request, (VALIDATION, TEST))
         evaluated = {self._split: examples, TRAIN: trained_on.sample(TRAINING_EXAMPLES)}
-        if config.eval_at_end and TEST not in evaluated and (test_examples := self._workload.split(request)):
+        if config.eval_at_end and TEST not in evaluated and (test_examples := workload.split(request)):
             evaluated[TEST] = test_examples
-        # on the devices of the towers, whose steps wait meanwhile
-        placed = devices.place(config)
-        arguments = config.tower_batch, config.dtype, config.ema, placed, placed.compiles(config.jit_compile)
-        self._evaluators = {split: Evaluator(self._workload, each, *arguments) for split, each in evaluated.items()}
+        # on the towers' devices, as no step runs meanwhile
+        arguments = config.batch_size, config.dtype, config.ema, self._plan.devices, self._plan.step.is_compiled
+        self._evaluators = {split: Evaluator(workload, each, *arguments) for split, each in evaluated.items()}
 
     def close(self) -> None:
         for resource in [*self._evaluators.values(), *self._writers.values()]:

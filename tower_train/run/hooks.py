@@ -1,4 +1,4 @@
-"""Hooks of the loop over the steps: the base of its actions, and users' SessionRunHooks."""
+"""What happens after a step: the base class of the run's actions, and users' hooks."""
 
 from collections.abc import Callable, Sequence
 
@@ -30,11 +30,8 @@ def _nothing(record: dict) -> None:
 
 
 class UserHooks(Action):
-    """The hooks of a user around each step, called as MonitoredSession calls them, and functions after each step, log
-    line and evaluation.
-
-    Their requests to stop are kept, since all workers end after the same step.
-    """
+    """A user's SessionRunHooks around each step, called as MonitoredSession does, and functions after each step, log
+    line and evaluation."""
 
     def __init__(
         self,
@@ -46,7 +43,7 @@ class UserHooks(Action):
         self.on_log, self.on_evaluate = on_log or _nothing, on_evaluate or _nothing  # get metrics.jsonl's records
         self._hooks, self._function, self._coord = hooks, after_step, tf.train.Coordinator()
         self._session = self._context = self._outputs = None
-        self.have_asked = False  # whether one of them has asked to stop
+        self.have_asked = False  # to stop; kept, since all workers end after the same step
 
     def __bool__(self):
         return bool(self._hooks)
@@ -58,7 +55,7 @@ class UserHooks(Action):
 
     def session_created(self, session: v1.Session) -> None:
         self._session = session
-        with session.graph.as_default():
+        with session.graph.as_default():  # hooks expect their graph to be the default one
             for hook in self._hooks:
                 hook.after_create_session(session, self._coord)
         self.have_asked = self._coord.should_stop()
@@ -72,7 +69,7 @@ class UserHooks(Action):
                 asked = hook.before_run(self._context) or v1.train.SessionRunArgs(None)
             if asked.fetches is not None:
                 theirs[i] = asked.fetches
-            # as MonitoredSession refuses it
+            # MonitoredSession refuses that too
             if twice := feeds.keys() & (asked.feed_dict or {}).keys():
                 raise RuntimeError(f"two session hooks feed the same tensor: {', '.join(map(str, twice))}")
             feeds |= asked.feed_dict or {}
@@ -99,6 +96,6 @@ class UserHooks(Action):
                 hook.end(self._session)
 
     def close(self) -> None:
-        """Ends their threads."""
+        """Ends the threads of hooks such as queue runners."""
         self._coord.request_stop()
         self._coord.join(ignore_live_threads=True)

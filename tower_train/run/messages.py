@@ -20,7 +20,7 @@ from tower_train.workload import Workload
 
 
 def progress_bar(steps_done: int, last_step: int) -> ProgressBar:
-    """Returns the bar of a run; its field `rates` repeats the last log line."""
+    """Returns the bar of a run; its field `rates` repeats the last log line."""  # log lines scroll away above it
     return ProgressBar(
         lambda progress: (
             progress.TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
@@ -38,7 +38,7 @@ def progress_bar(steps_done: int, last_step: int) -> ProgressBar:
 def opening_lines(
     run_json: dict, train_dir: str, steps_done: int, last_step: int, towers_per_worker: Sequence[int]
 ) -> list[str]:
-    """Returns the first lines of a run, from the content of run.json and the number of towers of each worker."""
+    """Returns the first lines of a run, from run.json and the number of batches of each worker in a step."""
     data, config, devices = run_json["data"], run_json["config"], run_json["devices"]
     versions, batch, towers = run_json["versions"], run_json["global_batch"], len(devices)
     on_cpu, aside = not devices[0].startswith("GPU"), config["validation_fraction"]
@@ -56,7 +56,7 @@ def opening_lines(
         f"steps:    {steps_done} to {last_step} ({last_step * batch / data['num_examples']:.1f} epochs)",
         f"run:      {train_dir}" + (f" (resumed at step {steps_done})" if steps_done else ""),
     ]
-    if batch > data["num_examples"]:
+    if batch > data["num_examples"]:  # legal, but hardly meant
         lines.append(
             f"*** A step takes {batch} examples, and there are {data['num_examples']}: some come several times in it. "
             f"Give --global_batch_size={data['num_examples']} or less."
@@ -112,8 +112,8 @@ def closing_lines(result: Result, last_step: int, path: str | None, evaluations:
 def step_line(
     step: int, loss: float, examples_per_sec: float, sec_per_batch: float, input_share: float | None = None
 ) -> str:
-    """Formats the original's log line. sec_per_batch: seconds per tower batch, over all towers; input_share: of the
-    time that steps waited for input, if it is to be told."""
+    """Formats the original's log line. sec_per_batch: seconds per tower batch, over all towers; input_share: share of
+    the time that steps waited for input, if it is worth telling."""
     waited = "" if input_share is None else f"; input {100 * input_share:.0f} %"
     return (
         f"{datetime.datetime.now()}: step {step}, loss = {as_loss(loss)} "
@@ -122,8 +122,8 @@ def step_line(
 
 
 def slow_input(run_json: dict) -> float:
-    """Returns the share of waiting above which the log mentions it: on a CPU, where input takes its
-    time from the cores that train, some waiting is usual."""
+    """Returns the share of waiting for input above which the log mentions it."""
+    # on a CPU some waiting is usual, as input takes its time from the cores that train
     return 0.05 if run_json["devices"][0].startswith("GPU") else 0.3
 
 
@@ -143,11 +143,12 @@ def input_advice(input_share: float, run_json: dict) -> str:
 
 def as_loss(loss: float) -> str:
     """Formats a loss with two decimals, as the original, but below 1 with three significant digits."""
+    # with two decimals a loss that falls from 0.014 to 0.006 would seem to stand still
     return f"{loss:.2f}" if loss == 0 or not abs(loss) < 1 else f"{loss:#.3g}"
 
 
 def _next_commands(train_dir: str, path: str | None, best: bool) -> list[str]:
-    """Returns commands to go on with after training, which work in this shell. best: evaluate the best weights."""
+    """Returns the next commands, which work in this shell as they are. best: evaluate the best weights."""
     here, python = shlex.quote(train_dir), _python()
     evaluate = f"{_python_path(path)}{python} -m tower_train.evaluate --train_dir={here}{' --best' if best else ''}"
     if not path:
@@ -163,6 +164,7 @@ def _next_commands(train_dir: str, path: str | None, best: bool) -> list[str]:
 
 
 def _python() -> str:
+    # `python` may be another installation, without this package
     python = shutil.which("python")
     if python and os.path.realpath(os.path.dirname(python)) == os.path.realpath(os.path.dirname(sys.executable)):
         return "python"
@@ -170,7 +172,7 @@ def _python() -> str:
 
 
 def _python_path(path: str | None) -> str:
-    """Returns the assignment to PYTHONPATH by which a command in this folder finds the running program, or nothing."""
+    """Returns the assignment to PYTHONPATH with which a command here finds the running program, or nothing."""
     main = sys.modules["__main__"]
     if not path or path.partition(":")[0] != _main_name() or main.__spec__:
         return ""
@@ -180,9 +182,10 @@ def _python_path(path: str | None) -> str:
 
 
 def import_path(workload: Workload) -> str | None:
-    """Returns the path by which workload.load finds this very record, in a module or in the running program: 'module'
-    (its WORKLOAD) or 'module:NAME'; None if it is no module's, or if importing the program would run it."""
-    main = sys.modules["__main__"]  # which may be there under other names too
+    """Returns the path by which workload.load finds this very record: 'module' (its WORKLOAD) or 'module:NAME'; None if
+    it is in no module, or importing the running program would run it."""
+    main = sys.modules["__main__"]
+    # the program last: a module that it imports may have the record too, and is safer to import
     for module_name, module in sorted(sys.modules.items(), key=lambda item: item[1] is main):
         names = [name for name, value in list(getattr(module, "__dict__", {}).items()) if value is workload]
         if names:
@@ -192,7 +195,7 @@ def import_path(workload: Workload) -> str | None:
 
 
 def _main_name() -> str | None:
-    """Returns the name by which the program can be imported without being run; None if there is none."""
+    """Returns the name under which the program can be imported without running it; None if there is none."""
     main = sys.modules["__main__"]
     if main.__spec__:  # python -m
         return main.__spec__.name

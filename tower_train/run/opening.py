@@ -1,4 +1,4 @@
-"""Opens a training by its plan: its graph, a session with the restored variables, and the actions after its steps."""
+"""Opens a training from its plan: the graph, a session with the restored variables, the actions after each step."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -8,11 +8,11 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.cluster.membership import Membership
 from tower_train.console import enumeration, say
-from tower_train.graph import elements, out_of_memory, step_failures, summaries
+from tower_train.graph import elements, step_failures, summaries
 from tower_train.graph.record import TrainingGraph
 from tower_train.graph.training import build_step
 from tower_train.proof.towers import compare_towers, is_due
-from tower_train.run import actions, data_check, messages, nonfinite, saving, sessions
+from tower_train.run import actions, data_check, messages, saving, sessions
 from tower_train.run.evaluations import Evaluations
 from tower_train.run.hooks import Action, UserHooks
 from tower_train.run.plan import Plan
@@ -30,7 +30,7 @@ _COMPARED = "compared_with_one_tower"  # key of run.json
 def open_training(plan: Plan, membership: Membership, received: Received, user_hooks: UserHooks) -> Iterator[Training]:
     """Opens a training, ready for its steps; it is closed at the end of the block.
 
-    Raises GraphError if its network breaks a rule of the towers, RunError for a checkpoint that does not fit it.
+    Raises GraphError if its network breaks a rule of the towers, RunError if the checkpoint does not fit it.
     """
     graph = build_step(plan.step)
     training = Training(plan, graph, membership, received, user_hooks)
@@ -38,20 +38,20 @@ def open_training(plan: Plan, membership: Membership, received: Received, user_h
     with contextlib.ExitStack() as stack:
         stack.callback(user_hooks.close)
         restore = _prepare(training, stack)
-        # A step with an all-reduce may have to be ended.
+        # only a step that waits for an all-reduce has to be ended from outside
         note_stall = membership.note_stall if layout.num_replicas > 1 else lambda what, seconds: None
         training.watchdog = StepWatchdog(plan.config.stall_timeout_secs, graph.progress, note_stall)
         stack.enter_context(training.watchdog)
-        out_of_memory.check_tensors(graph.train_op, layout.tower_batch, accumulate_steps, plan.step.is_compiled)
-        stack.enter_context(out_of_memory.explained(layout.tower_batch, accumulate_steps))
+        step_failures.check_tensors(graph.train_op, layout.tower_batch, accumulate_steps, plan.step.is_compiled)
         stack.enter_context(membership.failures_named())
         stack.enter_context(
             step_failures.explained(
-                graph.examples.name,
+                graph.examples,
                 plan.workload.name,
+                tower_batch=layout.tower_batch,
+                accumulate_steps=accumulate_steps,
                 batch=training.describe_batch,
                 graph=graph.graph,
-                fault=graph.examples.fault,
             )
         )
         session = sessions.open_session(graph, membership, plan.last_step, restore)
@@ -64,11 +64,10 @@ def open_training(plan: Plan, membership: Membership, received: Received, user_h
 
 
 def _prepare(training: Training, stack: contextlib.ExitStack) -> Callable[[v1.Session], None] | None:
-    """Compares the checkpoint with the graph, the towers with one, and prints the first lines; the chief writes
-    run.json.
+    """Compares the checkpoint with the graph, the towers with one tower, writes run.json, and prints the first lines.
 
     Returns:
-      A function that restores the chief's variables in a session; None for their initial values, and in other workers.
+      A function that restores the chief's variables in a session; None for initial values, and in other workers.
     """
     plan, graph = training.plan, training.graph
     drawn = {name: list(each) for name, each in graph.random_numbers._asdict().items()}
@@ -78,7 +77,7 @@ def _prepare(training: Training, stack: contextlib.ExitStack) -> Callable[[v1.Se
     if plan.is_chief:
         restore, chiefs_notes = _prepare_chief(training, stack)
         notes += chiefs_notes
-    with graph.graph.as_default():  # before the comparison: hooks find what the network keeps of its last call
+    with graph.graph.as_default():  # before the comparison: hooks look for what the network kept of its last call
         training.user_hooks.extend_graph()
     path = plan.run_json["config"]["workload"]
     if plan.is_to_be_compared and is_due(plan.config, path, graph.random_numbers.stateful):
@@ -91,7 +90,7 @@ def _prepare(training: Training, stack: contextlib.ExitStack) -> Callable[[v1.Se
     if plan.is_chief:
         checkpoint.remove_leftovers(plan.run_dir.path)  # only now, as a start that fails before changes nothing
         again = set(map(checkpoint.saved_step, training.evaluations.pending))
-        plan.run_dir.cut_metrics(plan.steps_done, again)  # records of what will be done again
+        plan.run_dir.cut_metrics(plan.steps_done, again)  # drops the records of what will be done again
         plan.run_dir.write(directory.RUN, training.run_json)
         lines = messages.opening_lines(
             training.run_json, str(plan.run_dir.path), plan.steps_done, plan.last_step, graph.layout.towers_per_worker
@@ -106,7 +105,7 @@ def _prepare(training: Training, stack: contextlib.ExitStack) -> Callable[[v1.Se
 def _prepare_chief(
     training: Training, stack: contextlib.ExitStack
 ) -> tuple[Callable[[v1.Session], None] | None, list[str]]:
-    """Makes what only the chief has; returns how to restore its checkpoint, None for a new run, and lines."""
+    """Makes what only the chief has; returns a function that restores its checkpoint, None for a new run, and lines."""
     plan, graph = training.plan, training.graph
     before, config, newest = plan.before, plan.config, plan.checkpoint
     notes = manifest.check_random_numbers(plan.run_dir.path, before, training.run_json, config.override)
@@ -114,19 +113,19 @@ def _prepare_chief(
         training.checkpoints = checkpoint.Checkpoints(plan.run_dir.path, graph.saved.variables, config.keep_checkpoints)
         restore = None
         if newest:
-            if not config.override:
+            if not config.override:  # which begins the data anew
                 _check_positions(graph, newest)
             restore, fresh = training.checkpoints.plan_restore(newest, config.override)
             if fresh:
                 notes.append(f"Not in {newest}, initialised afresh: {enumeration(fresh, _MOST_NAMES)}.")
-    if config.check_data and not newest:
+    if config.check_data and not newest:  # a resumed run has shown its data
         warnings, training.example_images = data_check.look(plan.workload, plan.examples, config.seed)
         notes += warnings
-    training.evaluations = Evaluations(plan.run_dir, config, plan.workload, plan.examples)
+    training.evaluations = Evaluations(plan)
     stack.callback(training.evaluations.close)
     was_every = before.get("config", {}).get("eval_every_steps", 0)
     notes += training.evaluations.begin(plan.steps_done, was_every, graph.saved.variables)
-    if _COMPARED in before:
+    if _COMPARED in before:  # stays true, unless this start compares again
         training.run_json[_COMPARED] = before[_COMPARED]
     return restore, notes
 
@@ -146,12 +145,12 @@ def _check_positions(graph: TrainingGraph, path: str) -> None:
 def _actions(training: Training, stack: contextlib.ExitStack) -> list[Action]:
     """Makes the actions that may be due after a step, in their order; what they open is closed with the stack."""
     return [
-        nonfinite.Guard(training),  # so early, as a step that ends the run is neither logged nor saved
-        actions.MirrorCheck(training),
-        *([actions.ChooseExamples(training)] if training.graph.choice else []),  # before it is saved
+        actions.Guard(training),  # first: a step that ends the run is neither logged nor saved
+        actions.MirrorCheck(training),  # before copies that differ are saved
+        *([actions.ChooseExamples(training)] if training.graph.choice else []),  # before the choice is saved
         *(_chiefs_actions(training, stack) if training.plan.is_chief else [saving.SendPosition(training)]),
-        training.user_hooks,
-        actions.Stop(training),  # the last, as all before may ask to stop
+        training.user_hooks,  # may look at what was saved
+        actions.Stop(training),  # last, as all others may ask to stop
     ]
 
 
@@ -161,7 +160,7 @@ def _chiefs_actions(training: Training, stack: contextlib.ExitStack) -> list[Act
     bar = stack.enter_context(messages.progress_bar(plan.steps_done, plan.last_step))
     metrics = logs.MetricsFile(plan.run_dir.path / directory.METRICS)
     writer = stack.enter_context(contextlib.closing(logs.EventWriter(plan.run_dir.path)))
-    # TensorBoard then drops what an interrupted start logged from this step on.
+    # makes TensorBoard drop what an interrupted start logged from this step on
     writer.add(plan.steps_done + 1, session_log=v1.SessionLog(status=v1.SessionLog.START))
     if not plan.steps_done:
         writer.add(0, graph_def=summaries.serialized_graph(training.graph.graph))

@@ -1,4 +1,4 @@
-"""The plan of one start of a run: all that is decided before anything is built."""
+"""The plan of one start of a run: everything that is decided before anything is built."""
 
 import dataclasses
 
@@ -17,19 +17,16 @@ from tower_train.workload import Workload
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """One start of a run in one worker.
-
-    Workers have agreed on it: on the group that trains, on what it trains, and on its first and last step.
-    """
+    """One start of a run in one worker. All workers have agreed on the group, on its training, first and last step."""
 
     workload: Workload
-    config: Config  # with the final dtype, place of the variables and time-outs
+    config: Config  # of the step: without `auto`, and with a value for what None left open
     examples: Examples
-    devices: devices.Devices  # of this worker, in the group that trains
+    devices: devices.Devices  # of this worker, with its place in the group
     step: StepPlan
     run_dir: directory.RunDirectory
     before: dict  # run.json of the last start; empty for a new run
-    run_json: dict  # of this start, without what its graph tells
+    run_json: dict  # of this start; the graph adds its number of parameters, and more
     is_chief: bool
     checkpoint: str | None  # the chief's path to begin at; None for a new run, and in other workers
     steps_done: int  # by earlier starts
@@ -39,17 +36,18 @@ class Plan:
 
     @property
     def is_to_be_compared(self) -> bool:
-        """Returns whether the run has no steps yet, or goes on with other batches a step, or another --variable_update
-        or --batch_norm, than its last start had."""
-        options = self.before.get("config", {})
-        workers = len((options.get("worker_hosts") or "").split(","))
-        batches = len(self.before.get("devices", ())) * options.get("accumulate_steps", 1) * workers
-        modes = ("variable_update", "batch_norm")
-        has_others = batches not in (0, self.config.batches_per_step) or any(
-            options[name] != getattr(self.config, name) for name in modes if name in options
+        """Returns whether its towers must show that they equal one: in a new run, and in a resumed one with another
+        number of batches a step, --variable_update or --batch_norm."""
+        if not self.steps_done:
+            return True
+        if self.config.elastic or not self.before:  # its workers come and go; or a checkpoint without a run.json
+            return False
+        options = self.before["config"]
+        workers = len((options["worker_hosts"] or "").split(","))
+        batches = len(self.before["devices"]) * options["accumulate_steps"] * workers
+        return batches != self.config.batches_per_step or any(
+            options[name] != getattr(self.config, name) for name in ("variable_update", "batch_norm")
         )
-        # an elastic run, whose workers come and go, is compared before its first step only
-        return not self.steps_done or (has_others and not self.config.elastic)
 
 
 def make_plan(
@@ -61,10 +59,10 @@ def make_plan(
     Args:
       path: the workload's import path; None if it has none.
       workload, config, run_dir: of the run.
-      membership: of this worker; its devices are those of the group from then on.
+      membership: of this worker, whose devices then know its place in the group.
 
     Raises:
-      UserError: an option, the data or the directory does not go with the run, or workers differ.
+      UserError: an option, the data or the directory does not fit the run, or workers differ.
       RunOver: the run has ended without this worker.
     """
     before, is_chief = run_dir.read(directory.RUN), membership.task.is_chief
@@ -78,7 +76,7 @@ def make_plan(
     options = dataclasses.asdict(config) | {"workload": path}
     run_json = manifest.describe(workload, examples, options, config.global_batch, membership.devices.names)
     last_step = config.last_step(examples.num_examples)
-    newest, steps_done, end = None, 0, last_step  # other workers get the last two by `agree`, and need no checkpoint
+    newest, steps_done, end = None, 0, last_step  # other workers get the last two by `agree`, and no checkpoint
     if is_chief:
         notes += manifest.check_resume(run_dir.path, before, run_json, config.override, workload.options)
         newest, damage = _newest_checkpoint(run_dir, is_known=bool(before), override=config.override)
@@ -87,12 +85,12 @@ def make_plan(
         notes += _schedule_notes(before, config, examples.num_examples, steps_done)
         if _is_over(run_dir, config, examples.num_examples, steps_done):
             end = steps_done
-    # The group is final from here on, so that the graph need be built only once.
+    # before the graph, whose layout depends on the group, so that it is built only once
     steps_done, end = membership.agree(lambda: manifest.same_everywhere(run_json, workload), steps_done, end)
     step = plan_step(workload, examples, config, membership.devices)
     return Plan(
         workload,
-        config,
+        step.config,
         examples,
         membership.devices,
         step,
@@ -109,15 +107,8 @@ def make_plan(
 
 
 def plan_trial(workload: Workload, config: Config, examples: Examples | None = None) -> tuple[StepPlan, list[str]]:
-    """Plans the step of a training in this process without a directory, such as a range test.
-
-    Args:
-      workload, config: of the training.
-      examples: to train on; None for the workload's.
-
-    Returns:
-      The plan, and lines for the log.
-    """
+    """Plans the step of a training without a directory, such as a range test; also returns lines for the log. examples:
+    to train on; None for the workload's."""
     devices.choose_kernels(config.deterministic, config.tensor_float_32)
     placed = devices.place(config)
     if examples is None:
@@ -130,8 +121,8 @@ def plan_trial(workload: Workload, config: Config, examples: Examples | None = N
 def _newest_checkpoint(run_dir: directory.RunDirectory, is_known: bool, override: bool) -> tuple[str | None, list[str]]:
     """Returns the newest intact checkpoint of a locked directory, None without one, and lines about damaged ones.
 
-    With --override it may be of another program (is_known: there was a run.json). Raises RunError if it is none of this
-    run, or none is intact.
+    Raises RunError if none is intact, or it is not of this run. is_known: there is a run.json; with --override there
+    need not be.
     """
     newest = checkpoint.latest(run_dir.path)
     if not newest:
@@ -146,7 +137,8 @@ def _newest_checkpoint(run_dir: directory.RunDirectory, is_known: bool, override
 
 def _is_over(run_dir: directory.RunDirectory, config: Config, num_examples: int, steps_done: int) -> bool:
     """Returns whether evaluations have ended the run early."""
-    best = Best(run_dir, config.keep_best, config.early_stopping_patience_epochs * num_examples, config.global_batch)
+    # known before the graph is built, as such a start does no step
+    best = Best(run_dir, config, num_examples)
     best.begin(steps_done)
     return best.is_over
 

@@ -33,7 +33,7 @@ class StopReason(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The result of a run; as_dict is the content of result.json, beside the last evaluation."""
+    """The result of a run; as_dict is the content of result.json, besides the last evaluations."""
 
     train_dir: str  # of the run; empty in a worker that is not the chief
     step: int  # the last step, over all starts
@@ -43,10 +43,10 @@ class Result:
     reason: StopReason  # why the run stopped, in any worker
     checkpoint: str | None  # path of the newest checkpoint
     data: str = ""  # name of the training examples
-    notice: str | None = None  # remark on data that stand in for others, or None
+    notice: str | None = None  # remark on data that stand in for others
     failed_saves: int = 0  # saves of this start that failed
     skipped_steps: int = 0  # steps of this start whose update was skipped by --on_nonfinite=skip
-    # from the beginning of this start's first step to the end of its last, less evaluations; None without steps
+    # from the begin of this start's first step to the end of its last, less evaluations; None without steps
     training_secs: float | None = None
     # the error that ended the steps, or of the last save or evaluation; None if all went well
     failure: errors.UserError | None = None
@@ -74,13 +74,13 @@ def write(
     try:
         run_dir.check_held()
         before = run_dir.read(directory.RESULT)
-        # An evaluation that was made up for may be of an earlier step than that in the file.
+        # an evaluation that was made up for may be of an earlier step than that in the file
         steps = {name: before.get(name, {}).get("step", 0) for name in evaluations}
         changed = {
             name: each.as_dict() for name, each in evaluations.items() if not each.step < steps[name] <= result.step
         }
         changed["started"] = run_dir.read(directory.RUN)["started"]  # which shows that this start ended
-        # A start without steps keeps the earlier result.
+        # a start without steps keeps the earlier result, such as its rate
         if result.training_secs is not None or before.get("step") != result.step:
             changed |= result.as_dict()
             if result.training_secs is None:  # the start before was killed after its last save

@@ -6,9 +6,10 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.console import say
+from tower_train.console import enumeration, say
 from tower_train.examples import Examples
-from tower_train.run import nonfinite, sessions
+from tower_train.graph.record import TrainingGraph
+from tower_train.run import sessions
 from tower_train.run.hooks import Action
 from tower_train.run.results import save_error
 from tower_train.run.training import Training
@@ -16,6 +17,7 @@ from tower_train.run_dir import logs
 
 v1 = tf.compat.v1
 LONG_SECS = 10.0  # of an evaluation, which then says how far it is
+_MOST_NAMES = 3  # in a message
 
 
 class _Interrupted(Exception):
@@ -23,19 +25,12 @@ class _Interrupted(Exception):
 
 
 class Saver(Action):
-    """Saves every few steps and at the end, and evaluates what it saved.
-
-    If a save or an evaluation fails, earlier checkpoints stay, the run goes on, and the next interval tries again.
-
-    Args:
-      training: of the chief.
-      metrics, writer: flushed before each save, so that their records reach up to the step at which a killed run
-        resumes.
-    """
+    """Saves every few steps and at the end, and evaluates what it saved. After a failed save or evaluation earlier
+    checkpoints stay, the run goes on, and the next interval tries again. metrics, writer: flushed before each save."""
 
     def __init__(self, training: Training, metrics: logs.MetricsFile, writer: logs.EventWriter):
         self._training, self._plan, self._logs = training, training.plan, (metrics, writer)
-        self._saved_step = training.step or None
+        self._saved_step = training.step or None  # a start without steps saves nothing anew
         self._save_error, self._evaluation_error = None, None
         self._owes_evaluation = False  # also after a due save that failed
 
@@ -78,7 +73,7 @@ class Saver(Action):
             self._evaluation_error = error
             say(f"*** The evaluation of {path} failed: {errors.reason(error)}. It is saved; the run goes on.")
             return
-        with self._training.paused():
+        with self._training.paused():  # outside of `try`: an error of the user's function ends the run
             self._training.user_hooks.on_evaluate(record)
 
     def _after_batch(self) -> Callable[[int, Examples], None]:
@@ -117,10 +112,10 @@ class Saver(Action):
     def _write(self, step: int) -> str:
         session, graph, board = self._training.session, self._training.graph, self._training.membership.board
         # before anything is written, as the rotation would delete a good one for it
-        nonfinite.check_variables(session, graph, step)
+        _check_variables(session, graph, step)
         # another process may have taken the directory over while this one was suspended
         self._plan.run_dir.check_held()
-        for log in self._logs:
+        for log in self._logs:  # so that they reach up to the step at which a killed run resumes
             log.flush()
         if state := graph.stream.state:
             session.run(state.write)
@@ -131,8 +126,7 @@ class Saver(Action):
 
 
 class SendPosition(Action):
-    """Sends a worker's position in a stream that has a state to the chief after each step that the chief saves, and
-    after the last one."""
+    """Sends a worker's position in a stream with a state to the chief, after each step that the chief saves."""
 
     def __init__(self, training: Training):
         self._session, self._board, self._config = training.session, training.membership.board, training.plan.config
@@ -149,3 +143,14 @@ class SendPosition(Action):
     def end(self, step):
         if self._state and step != self._sent_step:
             self(step, None)
+
+
+def _check_variables(session: v1.Session, graph: TrainingGraph, step: int) -> None:
+    """Raises NonFiniteError for a variable, before it is saved: updates may overflow with a finite loss and
+    gradients."""
+    bad = [name for name, is_finite in session.run(graph.saved.finite).items() if not is_finite]
+    if bad:
+        raise errors.NonFiniteError(
+            f"not finite after step {step}: the update overflowed in {enumeration(bad, _MOST_NAMES)}. It was not "
+            "saved, and the last checkpoint stays. Try a lower --learning_rate."
+        )

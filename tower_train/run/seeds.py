@@ -1,4 +1,4 @@
-"""--seeds: one training for each seed, one after the other, and what they come to."""
+"""--seeds: one training for each seed, one after the other, and the mean of their results."""
 
 import dataclasses
 import math
@@ -20,9 +20,8 @@ from tower_train.run_dir import json_files
 
 
 def train_each(seeds: Sequence[int], config: Config, name: str, train: Callable[[Config], Result]) -> int:
-    """Trains with each seed in a directory of its own below train_dir, where runs that are there are resumed; prints
-    mean, deviation and interval; returns the exit status. ConfigError if a seed comes twice, there are several workers,
-    or train_dir is itself a run."""
+    """Trains with each seed in train_dir/seed-SEED, or resumes the run there; prints mean, deviation and interval;
+    returns the exit status. ConfigError if a seed comes twice, there are several workers, or train_dir is a run."""
     folder = pathlib.Path(config.train_dir or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}")
     shown = f"--seeds={','.join(map(str, seeds))}"
     if len(set(seeds)) != len(seeds):
@@ -34,7 +33,7 @@ def train_each(seeds: Sequence[int], config: Config, name: str, train: Callable[
     for number, seed in enumerate(seeds, start=1):
         say(f"seed:     {seed} ({number} of {len(seeds)})")
         result = train(dataclasses.replace(config, seed=seed, train_dir=str(folder / f"seed-{seed}")))
-        if result.reason.exit_status:
+        if result.reason.exit_status:  # a signal, which is meant for all
             say(f"All seeds: the same command with --train_dir={folder} goes on with seed {seed}.")
             return result.reason.exit_status
     say(*lines([json_files.read(folder / f"seed-{seed}" / json_files.RESULT) for seed in seeds]))
@@ -55,7 +54,7 @@ def lines(results: Sequence[dict]) -> list[str]:
 
 
 def _summary(values: Sequence[float | None]) -> str:
-    known = [value for value in values if value is not None]  # one that is not finite is unknown
+    known = [value for value in values if value is not None]  # those that are not finite are null in the file
     shown = ", ".join("unknown" if value is None else f"{value:.4g}" for value in values)
     if len(known) < 2:
         return shown
@@ -67,6 +66,7 @@ def _summary(values: Sequence[float | None]) -> str:
 
 def student_t(freedom: int) -> float:
     """Returns the 97.5 % quantile of Student's t (Student 1908, "The probable error of a mean")."""
+    # by the trapezoidal rule: SciPy is no requirement
     angle = np.linspace(0, math.pi / 2, 1_000_001)  # t = sqrt(freedom) * tan(angle), whose density is a power of cos
     density = np.cos(angle) ** (freedom - 1)
     share = np.cumsum(density) - density / 2

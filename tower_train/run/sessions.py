@@ -18,16 +18,13 @@ v1 = tf.compat.v1
 def open_session(
     graph: TrainingGraph, membership: Membership, last_step: int, restore: Callable[[v1.Session], None] | None
 ) -> Iterator[v1.Session]:
-    """Opens a session in which the variables have the chief's values and the stream is at its position.
-
-    The chief's values come from `restore`, or are the initial ones. Each worker has its own position in a stream that
-    has a state.
+    """Opens a session in which the variables have the chief's values and the stream is at this worker's position.
 
     Args:
       graph: it is final from now on.
       membership: of this worker; frees a step by closing the session.
-      last_step: of the run, which the stream must have examples for.
-      restore: sets all variables from a checkpoint; None for initial values.
+      last_step: of the run, for which the stream must have examples.
+      restore: sets all variables from a checkpoint, in the chief; None for initial values.
 
     Raises:
       DataError: the stream is too short for the steps, or its state cannot be saved.
@@ -36,7 +33,7 @@ def open_session(
     is_chief, state = membership.task.is_chief, graph.stream.state
 
     def set_variables(session: v1.Session) -> None:
-        # an operation made in a step would be made in each, and slow all down
+        # a hook that makes operations in each step would slow all down
         graph.graph.finalize()
         membership.session_opened(session)
         if restore:
@@ -46,13 +43,13 @@ def open_session(
         if graph.saved.broadcast is not None:
             if state and is_chief:
                 membership.board.hand_out(session.run(state.variables))
-            session.run(graph.saved.broadcast)  # no worker reads the chief's checkpoint, which may be on its disk only
+            session.run(graph.saved.broadcast)  # the checkpoint may be on the chief's disk only
             if state and not is_chief:
                 session.run([variable.initializer for variable in state.variables])
                 assign(session, [state.variables[state.worker]], [membership.board.fetch()])
 
     with opened(graph, set_variables, membership.target) as session:
-        if state:
+        if state:  # else the stream has begun at `examples_seen`
             _begin_stream(session, graph, last_step)
         yield session
 
@@ -65,6 +62,7 @@ def assign(session: v1.Session, variables: Sequence[tf.Variable], values: Sequen
 
 def _begin_stream(session: v1.Session, graph: TrainingGraph, last_step: int) -> None:
     """Moves a graph's iterator to the checkpoint's position, and makes sure that its state can be saved."""
+    # before the first step: a run that cannot be saved should not train for hours
     state, name = graph.stream.state, graph.examples.name
     length, needed = int(session.run(state.length)), last_step * graph.layout.global_batch
     if 0 <= length < needed:
@@ -94,15 +92,13 @@ def _begin_stream(session: v1.Session, graph: TrainingGraph, last_step: int) -> 
 
 
 def one_step(training: Training) -> Callable[[int], StepReport]:
-    """Returns a function that does a step, of a number, and returns its report in numpy values.
-
-    Without users' hooks TensorFlow is called directly: Session.run would look each time at what to fetch.
-    """
+    """Returns a function that does the step of a number, and returns its report in numpy values."""
     session, graph, user_hooks = training.session, training.graph, training.user_hooks
     report, with_summary = graph.report, graph.report._replace(summary=graph.summary)
     if user_hooks:
         calls = [lambda fetches=fetches: user_hooks.run(graph.train_op, fetches) for fetches in (report, with_summary)]
     else:
+        # not Session.run, which would look each time at what to fetch
         plain = session.make_callable((graph.train_op, report))
         summarized = session.make_callable((graph.train_op, with_summary)) if graph.summary is not None else plain
         calls = [lambda: plain()[1], lambda: summarized()[1]]

@@ -32,16 +32,14 @@ class Received:
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
-        """Only notes these signals within this block, except a second SIGINT, and SIGHUP where nohup has it ignored.
-
-        That one counts at once, also inside a step: a thread reads signal numbers as they come, since Python calls
-        signal handlers only between its own instructions.
-        """
+        """Only notes these signals within this block, except a second SIGINT, which counts at once, and a SIGHUP that
+        nohup ignores."""
         if threading.current_thread() is not threading.main_thread():
             yield  # Python delivers signals to the main thread only
             return
         ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
         before = {number: signal.signal(number, self._note) for number in STOPPING if number not in ignored}
+        # for the second SIGINT inside a step, since Python calls signal handlers only between its own instructions
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
         fd_before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -65,11 +63,11 @@ class Received:
             os.close(reading)
 
     def raise_in_main(self, failure: BaseException) -> None:
-        """Lets the main thread, wherever it is in Python, raise an exception; says it, as that may be never."""
+        """Lets the main thread raise an exception, wherever it is in Python."""
         if self._failure:
             return
         self._failure = failure
-        say(f"*** {failure}")
+        say(f"*** {failure}")  # the main thread may never come to raise it
         threading.Thread(target=self.free, daemon=True).start()  # it may wait for the step
         time.sleep(_FREE_SECS)  # TensorFlow takes no exception while it makes its own
         if self._is_noting:

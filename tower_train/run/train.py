@@ -48,7 +48,7 @@ def train(
       after_step: called after each step with its number and its report, such as report.loss, in numpy values; the run
         ends if it returns True. Without session_hooks a step takes no longer for it.
       on_log, on_evaluate: called in the chief with each record of metrics.jsonl: of the training (step, epoch, loss,
-        ...), and of an evaluation (step, epoch, val_loss, metrics that begin with val_ and train_).
+        ...), and of an evaluation (step, epoch, val_loss, and metrics whose names begin with val_ or train_).
 
     Raises:
       WorkerError: a worker is missing; also with wait_for_workers or elastic, as only `python -m tower_train` restarts
@@ -95,15 +95,15 @@ def start(
     Args:
       workload, config, workload_options: as for `train`.
       user_hooks: the user's functions.
-      leave_at_once: ends the process at a second SIGINT, and for a missing worker if the step that waits for it cannot
-        be left; None: the main thread gets an exception, once it is in Python.
+      leave_at_once: ends the process at a second SIGINT, and for a missing worker if its step cannot be ended; None:
+        the main thread gets an exception, once it is in Python.
     """
     path, workload, config, task = _resolved(workload, config, workload_options)
     run_dir = directory.RunDirectory(config.train_dir or f"runs/{workload.name}-{time.strftime('%Y%m%d-%H%M%S')}")
     run_dir.check_files()  # before anything takes time
     devices.refuse_auto_jit()
     devices.choose_kernels(config.deterministic, config.tensor_float_32)
-    received, failure = signals.Received(leave_at_once), None  # that of a step ends in a result, with what was saved
+    received, failure = signals.Received(leave_at_once), None  # a step's failure; the result tells what was saved
 
     def leave(error: errors.WorkerError) -> None:
         (leave_at_once or received.raise_in_main)(_for_this_worker(error, received))
@@ -113,14 +113,14 @@ def start(
             plan = make_plan(path, workload, config, run_dir, membership)
         except RunOver as over:
             return Result("", over.step, None, None, 0.0, StopReason(over.stopped_by), None)
-        with received.handled():
+        with received.handled():  # only now: until there is a plan, a signal ends the process as usual
             try:
                 with open_training(plan, membership, received, user_hooks) as training:
                     try:
                         yield from training.steps()
                     except (errors.NonFiniteError, errors.MirrorError) as error:
                         failure = error
-                    except GeneratorExit:  # its steps have ended too
+                    except GeneratorExit:  # left early: `steps` has ended the run, which still gets its result
                         pass
                 result = conclude(training, training.result(failure))
             except errors.WorkerError as error:
@@ -141,6 +141,7 @@ def _resolved(
     workload = workload.with_options(workload_options)
     workload.check_dataset(config.dataset)
     task = find_task(config.worker_hosts, config.task_index)
+    # as if TF_CONFIG's or Slurm's hosts were given, so that all later code looks in one place
     hosts, index = (None, None) if task.is_alone else (",".join(task.hosts), task.index)
     return path, workload, dataclasses.replace(config, worker_hosts=hosts, task_index=index), task
 
@@ -173,7 +174,7 @@ def conclude(training: Training, result: Result) -> Result:
             path = plan.run_json["config"]["workload"]
             say(*messages.closing_lines(result, plan.last_step, path, evaluations))
     if failure:
-        raise failure
+        raise failure  # the others learn of it from Membership.__exit__
     known = None if result.reason is StopReason.ANOTHER_WORKER else result.reason.value
     reason = StopReason(training.membership.leave(known) or StopReason.ANOTHER_WORKER)
     if reason is StopReason.ANOTHER_WORKER:  # which has asked all to stop, and died before it said why

@@ -39,7 +39,7 @@ class Training:
         self.step = plan.steps_done  # the last that counted, over all starts
         self.report: StepReport | None = None  # of that step
         self.loss: float | None = None  # at the last step that was not skipped
-        self.skipped_steps = 0  # updates that were skipped since they were not finite
+        self.skipped_steps = 0  # as they were not finite
         self.failed_saves = 0
         self.failure: errors.UserError | None = None  # of the last save or evaluation
         self.is_over = False  # no step follows
@@ -47,16 +47,14 @@ class Training:
         self.is_interrupted = False  # a signal ended an evaluation
         self.input_secs = 0.0  # that steps have waited for input
         self._opened = time.perf_counter()
-        # by `now`: the beginning of the first step, its end, and that of the last one
+        # by `now`: begin and end of the first step, end of the last one
         self._began, self._first_ended, self._ended = None, None, None
         self._excluded_secs = 0.0  # in `paused`
         self._examples: int | None = None  # seen; of a resumed run known after its first step
 
     def steps(self) -> Iterator[StepReport]:
-        """Does one step for each next(): yields its report, in numpy values, after the actions that are due.
-
-        Whoever leaves the loop early ends the run as a signal does, which saves.
-        """
+        """Does one step for each next(): yields its report, in numpy values, after the actions that are due. Leaving
+        the loop early saves and ends the run, as a signal does."""
         for action in self.actions:
             action.begin()
         self._began, self._examples = self.now(), None if self.step else 0
@@ -64,7 +62,7 @@ class Training:
             if self.is_over:
                 break
             self._do(step)
-            if not self.is_left:  # other workers may still need a step, at whose end all stop
+            if not self.is_left:  # else all workers stop after the same step, which may be the next one
                 try:
                     yield self.report
                 except GeneratorExit:
@@ -77,7 +75,7 @@ class Training:
         report = self.one_step(step)
         self._count(report)
         for action in self.actions:
-            if action.is_due(step):  # asked each step, so this must cost next to nothing
+            if action.is_due(step):  # asked in each step, so this must cost next to nothing
                 action(step, report)
 
     def _count(self, report: StepReport) -> None:
@@ -91,7 +89,7 @@ class Training:
         self.membership.note_step()
 
     def now(self) -> float:
-        """Returns the seconds of a clock that stops inside `paused`."""
+        """Returns the seconds of a clock that stops within `paused`."""
         return time.perf_counter() - self._excluded_secs
 
     @contextlib.contextmanager
@@ -117,6 +115,7 @@ class Training:
 
     def stop_reason(self) -> StopReason | None:
         """Returns the reason of this worker to end the run before its last step; None if there is none."""
+        # in the order of what a user should hear of first
         if self.evaluations and self.evaluations.best.is_over:
             return StopReason.NO_GAIN
         if self.received.stopping:
@@ -140,7 +139,7 @@ class Training:
             train_dir=str(plan.run_dir.path) if plan.is_chief else "",
             step=self.step,
             loss=self.loss,
-            # Without the first step, which also prepares the graph.
+            # without the first step, in which TensorFlow prepares the graph
             examples_per_sec=(steps - 1) * self.graph.layout.global_batch / (self._ended - self._first_ended)
             if steps > 1 and self._ended > self._first_ended
             else None,

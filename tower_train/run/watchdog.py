@@ -1,4 +1,4 @@
-"""The watchdog: reports what a run waits for if nothing ends for too long (--stall_timeout_secs)."""
+"""The watchdog: reports what a run waits for when nothing ends for too long (--stall_timeout_secs)."""
 
 import contextlib
 import faulthandler
@@ -12,7 +12,7 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.cluster import failures
 from tower_train.console import say
-from tower_train.graph import progress
+from tower_train.graph.outputs import INPUT
 
 v1 = tf.compat.v1
 _LOOK_SECS = 1.0
@@ -22,15 +22,14 @@ _STEP = "a step"
 
 
 class StepWatchdog:
-    """Watches, in a thread, the steps of a run and what is done between them; use as a context manager.
+    """Watches, in a thread, the steps of a run and the work between them; a context manager.
 
-    It says each stall once, with the stacks of all Python threads, and its end. During a stall it keeps calling
-    note_stall with what is waited for and the seconds since the time-out, then with "" and 0 when it is over.
+    It reports each stall once, with the stacks of all Python threads, and its end.
 
     Args:
       timeout_secs: seconds without an end after which to report; 0: never.
       counts: TrainingGraph.progress.
-      note_stall: tells the others.
+      note_stall: called again and again in a stall with (what is waited for, seconds since the time-out), then ("", 0).
       clock: returns seconds, as time.monotonic does.
     """
 
@@ -56,7 +55,7 @@ class StepWatchdog:
     def __exit__(self, *_):
         self._ended.set()
         if self._timeout:
-            # not for ever: it may itself wait for a session that is stuck
+            # with a limit, as it may itself wait for a session that is stuck
             self._thread.join(_END_SECS)
 
     def begin_step(self) -> None:
@@ -81,7 +80,7 @@ class StepWatchdog:
         self._doing, self._since = what, self._clock()
 
     def _watch(self) -> None:
-        # short time-outs need shorter looks
+        # short time-outs need more frequent looks
         while not self._ended.wait(min(_LOOK_SECS, self._timeout / 4)):
             self._look()
         self._look_for_end()  # to tell the others
@@ -101,7 +100,10 @@ class StepWatchdog:
             if self._stalled_since is None:
                 self._stalled_since = since
                 say(f"*** Nothing has ended for {seconds:.0f} s: waiting for {what}.\n{_stacks()}")
-            if doing in (_STEP, failures.BETWEEN_STEPS):
+            if doing in (
+                _STEP,
+                failures.BETWEEN_STEPS,
+            ):  # others wait for saves and evaluations anyway
                 self._note_stall(what, seconds - self._timeout)
 
     def _obstacle(self) -> str:
@@ -113,7 +115,7 @@ class StepWatchdog:
         except (tf.errors.OpError, RuntimeError, ValueError) as error:
             return f"a step whose session does not answer ({errors.reason(error)})"
         behind = [name for name, count in counts.items() if count < self._started]
-        if progress.INPUT in behind:
+        if INPUT in behind:
             return failures.FOR_INPUT
         return ", ".join(behind) or failures.FOR_AVERAGING
 

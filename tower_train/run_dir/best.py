@@ -10,6 +10,7 @@ import pathlib
 import shutil
 
 from tower_train import errors
+from tower_train.config import Config
 from tower_train.measures import MAX
 from tower_train.run_dir import checkpoint, directory, disk, logs
 
@@ -29,26 +30,21 @@ class Best:
     """Compares evaluations by their first metric, whose higher or lower values are better.
 
     Args:
-      run_dir: the run's.
-      keep: whether to keep the best checkpoint.
-      patience: examples trained on without a gain after which the run ends; 0 for never.
-      global_batch: examples per step.
+      run_dir, config: of the run.
+      num_examples: an epoch's.
     """
 
-    def __init__(self, run_dir: directory.RunDirectory, keep: bool, patience: float, global_batch: int):
-        self._run_dir, self._keep, self._patience, self._global_batch = run_dir, keep, patience, global_batch
-        self.is_used = keep or patience > 0  # else evaluations are not compared
+    def __init__(self, run_dir: directory.RunDirectory, config: Config, num_examples: int):
+        self._run_dir, self._keep, self._global_batch = run_dir, config.keep_best, config.global_batch
+        # examples trained on without a gain after which the run ends; 0 for never
+        self._patience = config.early_stopping_patience_epochs * num_examples
+        self.is_used = self._keep or self._patience > 0  # else evaluations are not compared
         self._state = run_dir.read(directory.BEST) if self.is_used else {}
         self._step = 0
 
     def compare_by(self, name: str, mode: str | None) -> list[str]:
-        """Sets the metric by which evaluations are compared, before the first one; returns lines to print.
-
-        Forgets earlier starts that compared by another metric.
-
-        Raises:
-          ConfigError: evaluations are compared, and it is unknown which values are best.
-        """
+        """Sets the metric by which evaluations are compared, before the first one; returns lines to print. Forgets
+        earlier starts that compared by another one. ConfigError if it is needed and unknown which values are best."""
         if self.is_used and mode is None:
             option = "keep_best" if self._keep else "early_stopping_patience_epochs"
             raise errors.ConfigError(
@@ -56,12 +52,12 @@ class Best:
                 f"as in mode={{{name!r}: 'min'}}."
             )
         before = self._state
-        if not before or (before["metric"], before.get("mode")) == (name, mode):
+        if not before or (before["metric"], before["mode"]) == (name, mode):
             return []
         self._state = {}
         return [
-            f"*** Until now the {before.get('mode', 'best')} of {before['metric']} was the best, now the {mode} of "
-            f"{name} is. It begins anew."
+            f"*** Until now the {before['mode']} of {before['metric']} was the best, now the {mode} of {name} is. It "
+            "begins anew."
         ]
 
     def begin(self, step: int) -> bool:
@@ -121,7 +117,7 @@ def _rank(value: float, mode: str) -> float:
 
 
 def _copy(path: str, folder: pathlib.Path) -> None:
-    """Copies a checkpoint's files into the folder. Not by links, which not every file system has."""
+    """Copies a checkpoint's files into the folder."""  # not by links, which not every file system has
     if folder.is_symlink():
         raise errors.RunError(f"{folder} is a symbolic link")  # what is removed here would be another folder's
     folder.mkdir(exist_ok=True)

@@ -23,8 +23,7 @@ _TEMPORARY = re.compile(
 
 
 def latest(train_dir: pathlib.Path) -> str | None:
-    """Returns the path of the newest complete checkpoint; None if none was saved. Raises RunError if checkpoints were
-    saved, but all are gone."""
+    """Returns the path of the newest complete checkpoint; None if none was saved. RunError if all are gone."""
     paths = existing(train_dir) or existing(train_dir)  # the trainer may replace the only one meanwhile
     if not paths and (train_dir / _STATE).exists():
         raise errors.RunError(
@@ -35,18 +34,16 @@ def latest(train_dir: pathlib.Path) -> str | None:
 
 
 def existing(folder: pathlib.Path) -> list[str]:
-    """Returns the paths of complete checkpoints, oldest first, whether or not TensorFlow lists them.
-
-    TensorFlow renames the index into place last, so a checkpoint with an index is complete.
-    """
+    """Returns the paths of complete checkpoints, oldest first, whether or not TensorFlow lists them."""
+    # TensorFlow renames the index into place last, so a checkpoint with an index is complete
     return [str(folder / name) for name, paths in _files(folder).items() if paths[0].suffix == ".index"]
 
 
 def _files(folder: pathlib.Path) -> dict[str, list[pathlib.Path]]:
     """Returns {checkpoint's name: its files} in a folder, which need not exist, oldest first.
 
-    The index is a checkpoint's first file: without it the rest is no checkpoint. Remove or rename them in this order,
-    and make them in the reverse, so that an interruption leaves no half.
+    A checkpoint's index comes first: without it the rest is no checkpoint. Remove or rename files in this order, and
+    make them in the reverse, so that an interruption leaves no half.
     """
     paths = {}
     names = filter(None, map(_FILE.fullmatch, os.listdir(folder))) if os.path.isdir(folder) else ()
@@ -66,10 +63,7 @@ def list_files(path: str | os.PathLike) -> list[pathlib.Path]:
 
 
 def _write_list(train_dir: pathlib.Path, paths: list[str]) -> None:
-    """Lists these checkpoints, oldest first, in TensorFlow's file, by names that survive a move of the folder.
-
-    Does not touch a list that is right already.
-    """
+    """Lists these checkpoints, oldest first, in TensorFlow's file, by names that survive a move of the folder."""
     names, target = [os.path.basename(path) for path in paths], train_dir / _STATE
     # Not train.update_checkpoint_state, which prints three lines about its own deprecation.
     content = str(v1.train.generate_checkpoint_state_proto(os.path.abspath(train_dir), names[-1], names)).encode()
@@ -103,18 +97,13 @@ class Checkpoints:
         self._keep = keep
 
     def save(self, session: v1.Session, step: int) -> str:
-        """Writes one checkpoint, then removes the oldest ones; returns its path.
-
-        Each of its two files costs a wait for the disk (disk.sync), and so do the folder and the list: after a loss of
-        power the list names checkpoints that are whole. TensorFlow itself waits for nothing.
-
-        Raises:
-          OpError, OSError: it could not be written; all earlier ones are still there.
-        """
+        """Writes one checkpoint, then removes the oldest ones; returns its path. OpError or OSError if it could not be
+        written; all earlier ones are then still there."""
         path = str(self._train_dir / f"{PREFIX}-{step}")
         # Without Saver.save's own bookkeeping, which drops a checkpoint from its list before the new one is written.
         definition = self._saver.saver_def
         session.run(definition.save_tensor_name, {definition.filename_tensor_name: path})
+        # TensorFlow waits for no disk; after a loss of power the list is to name whole checkpoints
         for written in (*list_files(path), self._train_dir):
             disk.sync(written)
         newest = existing(self._train_dir)[-self._keep :]
@@ -123,15 +112,11 @@ class Checkpoints:
         return path
 
     def plan_restore(self, path: str, override: bool) -> tuple[Callable[[v1.Session], None], list[str]]:
-        """Compares a checkpoint with the graph.
-
-        Args:
-          path: of the checkpoint.
-          override: initialise variables that the checkpoint lacks.
+        """Compares the checkpoint at a path with the graph.
 
         Returns:
-          A function that sets all variables in a session, and raises RunError if the checkpoint's files are damaged;
-            and the names of the variables that it initialises because the checkpoint lacks them.
+          A function that sets all variables in a session (RunError if the files are damaged), and the names of those
+            that it initialises afresh, which only `override` allows.
 
         Raises:
           RunError: the checkpoint cannot be read, or lacks variables, or has them in another shape or type; with
@@ -201,13 +186,8 @@ def restore(saver: v1.train.Saver, session: v1.Session, path: str) -> None:
 
 
 def newest_intact(train_dir: pathlib.Path) -> tuple[str, list[str]]:
-    """Finds the newest undamaged checkpoint of a train_dir that has any, and renames later ones to damaged-*.
-
-    Goes by the files, not by TensorFlow's list of them, which may be damaged or outdated, and corrects the list.
-    Only for the holder of the train_dir's lock.
-
-    Returns:
-      The checkpoint's path, and a line for each checkpoint that was set aside.
+    """Finds the newest undamaged checkpoint of a locked train_dir that has any, renames later ones to damaged-*, and
+    corrects TensorFlow's list; also returns a line for each that was set aside.
 
     Raises:
       RunError: none is intact, or one may not be read, and nothing is renamed; or the list cannot be corrected.
@@ -240,10 +220,7 @@ def newest_intact(train_dir: pathlib.Path) -> tuple[str, list[str]]:
 
 
 def damage(path: str) -> str | None:
-    """Reads every tensor of a checkpoint, which compares all checksums; returns the damage, None if there is none.
-
-    TensorFlow's checksums (CRC-32C) cover every byte of the data and every byte of the index that a restore uses.
-    """
+    """Reads every tensor of a checkpoint, which compares all checksums; returns the damage, None if there is none."""
     try:
         reader = _reader(path)
         for name in reader.get_variable_to_shape_map():
@@ -260,8 +237,7 @@ def _missing(path: str) -> str | None:
 
 
 def remove_leftovers(train_dir: pathlib.Path) -> None:
-    """Removes what interrupted writes left: temporary files, and checkpoint data without an index, which is renamed
-    into place after its data and removed before it. Only for the holder of the train_dir's lock."""
+    """Removes what interrupted writes left in a locked train_dir: temporary files, and data without an index."""
     remove_others(train_dir, existing(train_dir))
     for name in filter(_TEMPORARY.fullmatch, os.listdir(train_dir)):
         with contextlib.suppress(IsADirectoryError):  # not ours

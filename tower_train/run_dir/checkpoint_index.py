@@ -1,4 +1,4 @@
-"""The index of a checkpoint, checked before TensorFlow reads it: at impossible sizes and types that ends the process.
+"""Checks the index of a checkpoint before TensorFlow reads it, as impossible sizes and types would end the process.
 
 An index is a table as LevelDB has (doc/table_format.md there), uncompressed: blocks of keys and values, an index of
 the blocks, and a footer. Its values are of tensorflow/core/protobuf/tensor_bundle.proto.
@@ -19,7 +19,7 @@ _MOST_DIMENSIONS = 254  # of TensorFlow's TensorShape
 
 
 def check(path: str | os.PathLike) -> None:
-    """Raises ValueError for an index, by its path, that is no index or names a tensor that cannot be."""
+    """Raises ValueError for a file that is no index, or whose tensors cannot be."""
     try:
         for name, value in _entries(files.read_in_run(path)):
             if name:  # else it is the header

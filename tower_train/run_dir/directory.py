@@ -38,13 +38,9 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Makes the directory and locks it against other trainers. The lock ends with its process.
-
-        If the block fails before it writes anything of use, its files are removed again.
-
-        Raises:
-          RunError: the directory cannot be made, written to or read by TensorFlow, or another process trains in it.
-        """
+        """Makes the directory and locks it against other trainers, until the process ends. If the block fails before it
+        writes anything of use, its files are removed again. RunError if the directory cannot be made, written to or
+        read by TensorFlow, or another process trains in it."""
         _check_path(self.path)
         with contextlib.ExitStack() as stack:
             try:
@@ -78,8 +74,8 @@ class RunDirectory:
             raise FileNotFoundError(errno.ENOENT, "the directory was deleted or moved; move it back", str(self.path))
 
     def check_files(self) -> None:
-        """Raises RunError for a FIFO, a directory or a device at the place of a file of the run, and for a link, by
-        which a stranger's run would have other files overwritten; or if the directory cannot be read."""
+        """Raises RunError for a FIFO, a directory or a device in the place of a file of the run, and for a link, by
+        which a stranger's run would overwrite other files; or if the directory cannot be read."""
         paths = [self.path / name for name in (RUN, METRICS, RESULT, BEST, LOCK, _UPDATE_LOCK)]
         try:
             for folder in (self.path, self.path / BEST_FOLDER):
@@ -137,11 +133,10 @@ class RunDirectory:
         if self.is_locked():
             return False
         result, start = self.read(RESULT), self.read(RUN).get("started")
-        return "stopped_by" in result and result.get("started", start) == start  # older versions do not name it
+        return "stopped_by" in result and result.get("started") == start
 
     def read(self, name: str) -> dict:
-        """Returns a JSON file's content, empty if there is no such file; RunError if it is not JSON, or a field has a
-        wrong type."""
+        """Returns a JSON file's content; see json_files.read."""
         return json_files.read(self.path / name)
 
     def write(self, name: str, content: dict) -> None:
@@ -170,8 +165,8 @@ class RunDirectory:
         return {}
 
     def cut_metrics(self, last_step: int, evaluated_again: Container[int] = ()) -> None:
-        """Drops what will be repeated, the metrics of steps after last_step and the evaluations of some, and an
-        incomplete last line; RunError if the file cannot be read or written."""
+        """Drops the metrics of steps after last_step, the evaluations of some, and an incomplete last line; RunError if
+        the file cannot be read or written."""
         lines = [
             line + b"\n"
             for line, record in self.records().items()

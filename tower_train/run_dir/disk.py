@@ -1,4 +1,4 @@
-"""Files that outlive a power loss: what a name promises is on the disk before the name is."""
+"""Files that survive a power loss: their contents are on the disk before their names."""
 
 import contextlib
 import errno
@@ -10,10 +10,7 @@ from tower_train import errors, files
 
 
 def sync(path: str | os.PathLike) -> None:
-    """Waits until a file's content, or the names in a folder, are on the disk; raises OSError.
-
-    Some 0.2 ms, and 0.4 ms per MB of content, on an SSD under ext4; other programs' writes may have to go first.
-    """
+    """Waits until a file's content, or the names in a folder, are on the disk; raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

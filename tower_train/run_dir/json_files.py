@@ -15,7 +15,7 @@ _NOUNS = {str: "text", str | None: "text or null", int: "a whole number", int | 
           dict: "an object", bool: "true or false", bool | None: "true, false or null"}  # fmt: skip
 _DTYPES = Config.__dataclass_fields__["dtype"].metadata["allowed"]
 _SCORE = {"step": int, "examples": int, "value": int | float}
-# {file: {field: type, or values}} of all fields that are read; one with a ? may be missing, as in older runs.
+# {file: {field: type, or values}} of all fields that are read; one with a ? may be missing.
 _FIELDS = {
     RUN: {
         "workload": str, "workload_file?": str | None, "dataset": str, "data.name": str, "data.fingerprint?": str,
@@ -24,12 +24,13 @@ _FIELDS = {
         "config.ema": int | float, "config.deterministic?": bool,
         "config.tensor_float_32?": bool | None, "workload_options?": dict, "global_batch?": int,
         "random_numbers.by_example?": list, "versions?": dict, "started?": str,
-        "devices?": list, "config.worker_hosts?": str | None, "config.accumulate_steps?": int,
+        "devices": list, "config.worker_hosts": str | None, "config.accumulate_steps": int,
+        "config.variable_update": str, "config.batch_norm": str,
         "config.validation_fraction?": int | float, "config.eval_every_steps?": int,
     },
     RESULT: {"step?": int, "evaluation.step?": int, "validation.step?": int},
     BEST: {
-        "metric": str, "mode?": str,
+        "metric": str, "mode": str,
         **{f"{which}.{field}": kind for which in ("best", "last") for field, kind in _SCORE.items()},
     },
 }  # fmt: skip

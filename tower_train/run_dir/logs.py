@@ -27,11 +27,8 @@ def as_text(value: float) -> str:
 
 
 class RecordWriter:
-    """Writes records in order. If they cannot be written now, they wait in memory for the next time.
-
-    The first failure and the next success are reported on standard output. At most most_waiting records wait, of which
-    the oldest are dropped first; None for all.
-    """
+    """Writes records in order. Those that cannot be written wait in memory for the next time; of more than most_waiting
+    the oldest are dropped. The first failure and the next success are reported."""
 
     def __init__(self, name: str, most_waiting: int | None = None):
         self._name, self._failures = name, 0
@@ -64,10 +61,7 @@ class RecordWriter:
 
 
 class MetricsFile(RecordWriter):
-    """metrics.jsonl: one JSON object per log line, and whole lines only.
-
-    The file is opened for each record, so that a deleted file or a full disk does no harm later.
-    """
+    """metrics.jsonl: one JSON object per log line, and whole lines only."""
 
     def __init__(self, path: pathlib.Path):
         super().__init__(str(path))
@@ -78,6 +72,7 @@ class MetricsFile(RecordWriter):
 
     def _write(self, records) -> None:
         text = b"".join(records)
+        # opened each time, so that a deleted file or a full disk does no harm later
         with files.open_in_run(self._path, "ab") as file:
             size = file.tell()
             try:
@@ -89,11 +84,10 @@ class MetricsFile(RecordWriter):
 
 
 class EventWriter(RecordWriter):
-    """Writes event files, at once and by itself: TensorFlow's own writer has a thread that dies when a disk is full.
+    """Writes event files, at once: TensorFlow's own writer has a thread that dies when a disk is full.
 
-    If an event cannot be written, the file is cut back to its last whole event, and the event goes, with those that
-    follow, into a new file as soon as that can be written. The first file is made with the first event, in a folder
-    below that of the run if it has a name.
+    If an event cannot be written, the file is cut back to its last whole event, and the rest goes into a new file as
+    soon as that can be written. `name` is a folder below the run's.
     """
 
     def __init__(self, run: pathlib.Path, name: str = ""):
@@ -125,7 +119,7 @@ class EventWriter(RecordWriter):
             raise
 
     def _open(self) -> None:
-        """Opens a file whose name comes after that of every other: by names TensorBoard orders files, and so starts."""
+        """Opens a file whose name comes after all others', as TensorBoard orders files by name."""
         self._close()
         if self._folder != self._run:
             self._folder.mkdir(exist_ok=True)  # the run's own, if it was moved away, would be in the way of its return

@@ -24,12 +24,8 @@ from tower_train.workload import Workload, source_file
 def describe(
     workload: Workload, examples: Examples, options: Mapping[str, Any], global_batch: int, devices: Sequence[str]
 ) -> dict:
-    """Returns the content of run.json for this start, without what its graph tells.
-
-    Args:
-      workload, examples, global_batch, devices: of this start.
-      options: all options of the trainer by name; `workload` is an import path, or None if it has none.
-    """
+    """Returns the content of run.json for this start, without facts about its graph. options: the trainer's, by name;
+    `workload` is an import path, or None if it has none."""
     data_dir = options["data_dir"]
     if data_dir and not is_remote(data_dir):
         data_dir = os.path.abspath(os.path.expanduser(data_dir))  # found from any directory
@@ -66,7 +62,7 @@ _PER_WORKER = {"task_index", "worker_hosts", "train_dir", "data_dir", "override"
 
 
 def same_everywhere(now: dict, workload: Workload) -> dict:
-    """Returns {name: value} of all that workers of a cluster must have in common, from the content of run.json."""
+    """Returns {name: value} of everything that workers of a cluster must have in common, from run.json."""
     facts = {"workload": now["workload"], "code": _code_fingerprint(workload)}
     facts |= {f"data {name}": now["data"][name] for name in ("name", "num_examples", "fingerprint")}
     facts |= {f"--{name}": value for name, value in now["config"].items() if name not in _PER_WORKER}
@@ -102,19 +98,13 @@ def check_workload(path: pathlib.Path, before: dict, workload: Workload, overrid
 def check_resume(
     path: pathlib.Path, before: dict, now: dict, override: bool, workload_options: Options | None = None
 ) -> list[str]:
-    """Compares the run.json of the last start, which is empty if there was none, with this start's.
-
-    Returns:
-      Lines about differences that do not matter, or were overridden.
-
-    Raises:
-      RunError: it would be another run; the message lists the differences.
-    """
+    """Compares the run.json of the last start, which is empty if there was none, with this start's. Returns lines about
+    differences that do not matter, or were overridden; RunError that lists the others."""
     return _refuse_or_describe(path, before, now, override, _compared(before, now, workload_options) if before else ())
 
 
 def check_random_numbers(path: pathlib.Path, before: dict, now: dict, override: bool) -> list[str]:
-    """Compares the layers that draw by example, as `check_resume` does, once the graph has told them."""
+    """Compares the layers that draw by example, as `check_resume` does, once there is a graph."""
     drawn = [start.get("random_numbers", {}).get("by_example") for start in (before, now)]
     names = [", ".join(map(str, each or ["nothing"])) for each in drawn]
     return _refuse_or_describe(
