@@ -85,6 +85,7 @@ def _run(asked, program, find) -> int:
 
     if not program.uses_keras_3:
         tf.compat.v1.disable_v2_behavior()
+    if program.uses_keras and not program.uses_keras_3:
         keras_2.prepare()
     views.prepare_machine(asked.num_gpus)
     views.install(find)

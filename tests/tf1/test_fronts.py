@@ -55,6 +55,7 @@ again.fit(x, y, verbose=0, callbacks=[keras.callbacks.LearningRateScheduler(lamb
 assert K.get_value(again.optimizer.decay) == 0.5 and again.get_weights()[0].item() != weight
 assert keras.optimizers.SGD(0.1, 0.9, 1e-6, True).nesterov is True
 assert keras.optimizers.Adam(0.1, 0.9, 0.99, None, 1e-6).get_config()["decay"] == 1e-6  # by position
+assert K.get_value(keras.optimizers.Adadelta().lr) == 1
 losses = []  # no longer the module
 losses.append(sorted(history.history))
 print(losses[0], weight)

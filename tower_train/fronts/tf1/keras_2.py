@@ -7,29 +7,29 @@ import tf_keras
 
 from tower_train.fronts import placement
 
-_ORDERS = {  # of the arguments of optimizers
-    "SGD": "learning_rate momentum decay nesterov",
-    "RMSprop": "learning_rate rho epsilon decay",
-    "Adagrad": "learning_rate epsilon decay",
-    "Adadelta": "learning_rate rho epsilon decay",
-    "Adam": "learning_rate beta_1 beta_2 epsilon decay amsgrad",
-    "Adamax": "learning_rate beta_1 beta_2 epsilon decay",
-    "Nadam": "learning_rate beta_1 beta_2 epsilon schedule_decay",
+_OPTIMIZERS = {  # {class: (learning rate by default, its further arguments in their order)}
+    "SGD": (0.01, "momentum decay nesterov"),
+    "RMSprop": (0.001, "rho epsilon decay"),
+    "Adagrad": (0.01, "epsilon decay"),
+    "Adadelta": (1.0, "rho epsilon decay"),
+    "Adam": (0.001, "beta_1 beta_2 epsilon decay amsgrad"),
+    "Adamax": (0.002, "beta_1 beta_2 epsilon decay"),
+    "Nadam": (0.002, "beta_1 beta_2 epsilon schedule_decay"),
 }
 
 
 def prepare() -> None:
-    """Gives tf_keras the order of optimizers' arguments, and methods, that Keras had."""
-    for name, order in _ORDERS.items():
+    """Gives tf_keras the arguments of optimizers, and methods, that the package keras had."""
+    for name, (rate, further) in _OPTIMIZERS.items():
         optimizer = getattr(tf_keras.optimizers.legacy, name)
-        optimizer.__init__ = _in_order(optimizer.__init__, order.split())
+        optimizer.__init__ = _taking(optimizer.__init__, rate, ["learning_rate", *further.split()])
     tf_keras.Sequential.predict_proba, tf_keras.Sequential.predict_classes = tf_keras.Model.predict, _predict_classes
 
 
-def _in_order(init, order):
+def _taking(init, rate: float, order: list[str]):
     @functools.wraps(init)
     def call(self, *args, **kwargs):
-        return init(self, **dict(zip(order, args, strict=False)), **kwargs)
+        return init(self, **{"learning_rate": rate} | dict(zip(order, args, strict=False)) | kwargs)
 
     return call
 

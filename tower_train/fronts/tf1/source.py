@@ -17,7 +17,7 @@ _OF_KERAS_2 = {  # and none of these words, of which Keras 3 has another meaning
     "fit_generator", "evaluate_generator", "predict_generator", "predict_classes", "predict_proba", "metrics_names",
     "workers", "use_multiprocessing", "max_queue_size", "lr", "decay",
     "epsilon", "period", "val_acc", "get_value", "set_value", "engine", "ModelCheckpoint", "save_weights",
-    "load_weights", "load_model",
+    "load_weights", "load_model", "Adadelta", "Adagrad", "Adamax", "Nadam", "adadelta", "adagrad", "adamax", "nadam",
 }  # fmt: skip
 _FRONTS = {  # {a word in a program: what its towers go through}
     "multi_gpu_model": "keras.utils.multi_gpu_model, by tower_train.multi_gpu_model",
@@ -47,8 +47,8 @@ class Program:
                     beside = (place.with_suffix(".py"), place / "__init__.py")
                     files += [each for each in beside if each.is_file() and each not in files]
         parts = {part for name, _ in self.uses for part in name.split(".")}
-        is_of_keras = any(name.startswith("keras") for name, _ in self.uses)
-        self.uses_keras_3 = is_of_keras and not (_OF_GRAPHS & parts or _OF_KERAS_2 & self.words)
+        self.uses_keras = any(name.startswith("keras") for name, _ in self.uses)
+        self.uses_keras_3 = self.uses_keras and not (_OF_GRAPHS & parts or _OF_KERAS_2 & self.words)
         self.front = next((text for name, text in _FRONTS.items() if name in self.words), "none that are known here")
 
     def _read(self, file: pathlib.Path) -> set[str]:
