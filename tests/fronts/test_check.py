@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_step_examples import EXAMPLES
 
 from tower_train import errors, multi_gpu_model
-from tower_train.proof import first
+from tower_train.proof import comparison
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=[16, 4]).astype(np.float32), RNG.integers(3, size=16)
@@ -63,7 +63,7 @@ def test_towers_that_train_what_keras_trains_are_shown_to():
 def test_a_model_that_cannot_be_computed_in_float64_is_compared_in_its_own_dtype(layers, reason):
     assert keras.config.floatx() == "float32"
     line = parallel(keras.layers.Dense(8), keras.layers.Lambda(layers)).check(X, Y)
-    assert re.search(rf"examples, float32\)\. In float64: {reason}", line)
+    assert re.search(rf"examples, float32; \d+\.\d s\)\. In float64: {reason}", line)
 
 
 class Refusing(keras.layers.Layer):
@@ -157,7 +157,7 @@ def test_a_loss_that_a_layer_adds_as_a_sum_is_that_of_the_whole_batch(compared, 
 def test_a_first_fit_of_towers_that_differ_names_the_layer_unless_it_compares_nothing(compared):
     line = Centered.call.__code__.co_firstlineno
     with pytest.raises(
-        errors.GraphError, match=rf"begins at \S+/centered\S* \(Centered, test_check.py:{line}\).*never"
+        errors.GraphError, match=rf"begins at \S+/centered\S* \(Centered, test_check.py:{line}\).*\n.*never"
     ):
         parallel(keras.layers.Dense(8), Centered()).fit(X, Y, batch_size=8, verbose=0)
     with pytest.raises(errors.GraphError, match=r"\(Adding, .*\): the loss that it adds, which is neither a mean nor"):
@@ -218,4 +218,4 @@ def test_what_no_training_can_build_is_not_said_to_train_all_the_same():
         raise errors.GraphError("an update is inside of a branch.")
 
     with pytest.raises(errors.GraphError, match="^an update is inside of a branch.$"):
-        first.before_training(refuse, "check_towers='never'")
+        comparison.before_training(refuse, "check_towers='never'")

@@ -269,7 +269,7 @@ def variables_of_one_tensor(x, training):
     return x @ v1.get_variable("a", initializer=initial) + tf.nn.relu(x) @ v1.get_variable("b", initializer=initial)
 
 
-@program("the variable a begins at another value each time that the network is built")
+@program("The variable a begins at another value each time that the network is built")
 def initial_values_of_numpy(x, training):
     return x @ v1.get_variable("a", initializer=np.random.normal(size=[4, 3]).astype(x.dtype.as_numpy_dtype))
 

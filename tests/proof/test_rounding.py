@@ -3,46 +3,52 @@
 import numpy as np
 import pytest
 
-from tower_train import errors
-from tower_train.proof.comparison import Values, compare, is_scaled
-from tower_train.proof.first import line_of_model
+from tower_train.proof.comparison import Comparison, Values, is_scaled
 
 ONE, EQUAL = np.ones(3), "towers:   2 equal 1 on this network to "
+
+
+def outcome(one, several):
+    """of trainings: (values that they begin with) -> the value of w after a step."""
+
+    def training(value):
+        return lambda begin: [Values({}, {}, {"v": ONE, "w": begin.get("w", ONE)}),
+                              Values({}, {}, {"v": ONE, "w": ONE * value(begin)})]  # fmt: skip
+
+    comparison = Comparison(training(one), training(several), ["v", "w"], np.dtype(np.float64), 2, "1 step",
+                            lambda *_: "It begins there.")  # fmt: skip
+    return comparison.outcome()
 
 
 @pytest.mark.parametrize(
     ("one", "several", "nearby", "line"),
     [
-        (1, 1 + 1e-15, [], f"{EQUAL}1e-15 (2 steps)"),
-        (1, 1.0001, [1, 1.00001], f"{EQUAL}1e-04 (2 steps)"),
-        (1, 1.001, [1, 1, 1.0002], f"{EQUAL}1e-03 (2 steps)"),
-        (1, 3, [1.1], "*** towers: several differ from one by 2e+00, as one does once its weights are rounded"),
-        (1, 1.01, [1.00001], ""),
-        (1, 1.01, [1, 1, 1.001], ""),  # further from the weights, less is explained
-        (1, np.nan, [1.00001], ""),
-        (np.nan, 1, [], "*** towers: nothing to compare: the loss is not finite, or its gradients (2 steps)"),
-        (np.nan, np.nan, [], "*** towers: nothing to compare: the loss is not finite, or its gradients (2 steps)"),
+        (2, 2 + 1e-15, [], f"{EQUAL}4e-16"),
+        (2, 2.0001, [2, 2.00001], f"{EQUAL}5e-05"),
+        (2, 2.001, [2, 2, 2.0002], f"{EQUAL}5e-04"),
+        (2, 5, [2.1], "*** towers: several differ from one by 2e+00, as one does once its weights are rounded"),
+        (2, 2.01, [2.00001], ""),
+        (2, 2.01, [2, 2, 2.001], ""),  # further from the weights, less is explained
+        (2, np.nan, [2.00001], ""),
+        (np.nan, 2, [], "*** towers: nothing to compare: the loss is not finite, or its gradients"),
+        (np.nan, np.nan, [], "*** towers: nothing to compare: the loss is not finite, or its gradients"),
     ],
 )
 def test_a_difference_is_told_if_rounding_explains_it_and_else_refused(one, several, nearby, line):
-    def training(factor):
-        return [Values({"v": ONE, "w": ONE * factor})]
+    after = iter(nearby)
+    last = nearby[-1:]
 
-    def of_one(seed):
-        return training(one if seed is None else nearby[min(seed, len(nearby) - 1)])
-
-    verdict = compare(of_one, lambda seed: training(several), ["v", "w"], np.finfo(np.float64).eps)
+    found = outcome(lambda begin: next(after, *last) if begin else one, lambda begin: several)
     if line:
-        assert line_of_model(verdict, 2, "2 steps").startswith(line)
+        assert found.line.startswith(line) and not found.differs
     else:
-        with pytest.raises(errors.GraphError, match="differ from 1 on this network: w "):
-            line_of_model(verdict, 2, "2 steps")
+        assert found.differs.startswith("2 towers differ from 1 on this network: w ")
+        assert found.differs.endswith(" in step 1 (1 step).\nIt begins there.")
 
 
 def test_of_what_draws_anew_each_time_no_difference_is_rounding():
     drawn = iter(np.arange(1, 20))
-    verdict = compare(lambda seed: [Values({"w": ONE * next(drawn)})], lambda seed: [Values({"w": ONE * 1.1})], "w", 0)
-    assert verdict.excess
+    assert outcome(lambda begin: next(drawn), lambda begin: 1.1).differs
 
 
 @pytest.mark.parametrize(

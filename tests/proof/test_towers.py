@@ -1,6 +1,5 @@
 """N towers are shown to be one on a network of the user's own, or the first operation that differs is named."""
 
-import json
 import re
 import sys
 import types
@@ -15,7 +14,7 @@ from toy_workload import network as plain
 
 import cifar10
 from tower_train import Config, Workload, errors, layers
-from tower_train.proof import first, towers
+from tower_train.proof import comparison, towers
 from tower_train.workload import DataRequest
 from tower_train.workloads import image_folder
 
@@ -67,10 +66,9 @@ def kinked(features, training):
 )
 def test_towers_that_are_one_are_shown_to_be(inference, options, dtype, least):
     outcome = compared(inference, **options)
-    assert not outcome.differs, outcome.differs
-    assert (outcome.towers, outcome.steps, outcome.examples, outcome.dtype) == (2, 3, 8, dtype)
-    assert outcome.relative < least
     assert outcome.line.startswith("towers:   2 equal 1 on this network to ")
+    assert f" (2 steps of 8 examples, {dtype}" in outcome.line
+    assert outcome.relative < least and outcome.towers == 2 and not outcome.differs
 
 
 def test_a_gradient_of_nothing_but_roundings_is_no_difference():
@@ -96,7 +94,7 @@ def test_the_towers_are_compared_in_the_runs_own_mode(options, expected, monkeyp
 
 
 def test_batches_that_are_normalised_in_turn_are_compared_with_as_many_of_one_tower():
-    assert "nothing to compare: there is one, whose 2 batches of a step" in compared(normalized, **IN_TURN)
+    assert "nothing to compare: there is one, whose 2 batches of a step" in compared(normalized, **IN_TURN).line
     outcome = compared(normalized, accumulate_steps=2, variable_update="mirrored")
     assert outcome.relative < 1e-11 and not outcome.differs
     assert "   2 equal 1, each with 2 batches in turn, on this network to " in outcome.line
@@ -109,7 +107,6 @@ def test_towers_that_normalise_by_themselves_are_not_said_to_equal_one():
         r"\*\*\* towers: 2 are not 1 with batch_norm=tower: .* differs by \de-0[123] on .* by \de-1\d with ",
         outcome.line,
     )
-    assert outcome.record["by_tower"]["relative"] > 1e-4 and json.dumps(outcome.record)
 
 
 def summed(logits, labels):
@@ -122,9 +119,9 @@ def pooled(features, training):
 
 
 def test_an_operation_without_a_kernel_for_float64_is_compared_in_float32(capsys, monkeypatch):
-    monkeypatch.setattr(first, "_LONG_SECS", 0)
+    monkeypatch.setattr(comparison, "_LONG_SECS", 0)
     outcome = compared(pooled)
-    assert outcome.dtype == "float32" and ". In float64: No OpKernel was registered to support" in outcome.line
+    assert re.search(r", float32; .*\. In float64: No OpKernel was registered to support", outcome.line)
     assert "comparing 2 with 1, for about" in capsys.readouterr().out
 
 
@@ -133,27 +130,26 @@ def test_variables_beyond_memory_are_compared_in_float32(monkeypatch):
     monkeypatch.setattr(towers.host, "free_memory", lambda: 64 * numbers - 1)
     assert compared(plain).line.endswith(f"In float64: {numbers} numbers in variables would take 0 GiB of memory")
     monkeypatch.setattr(towers.host, "free_memory", lambda: 64 * numbers)
-    assert compared(plain).dtype == "float64"
+    assert ", float64; " in compared(plain).line
 
 
-def test_heavy_steps_are_fewer_and_smaller(monkeypatch):
+def test_heavy_steps_are_smaller(monkeypatch):
     monkeypatch.setattr(towers, "_HEAVY", 4 * 8 + 8 * 3 - 1)  # the multiplications of `plain` less one
-    outcome = compared(plain)
-    assert (outcome.steps, outcome.examples) == (2, 2)
+    assert " of 4 examples" in compared(plain).line
     monkeypatch.setattr(towers, "_HEAVY", 4 * 8 + 8 * 3)
-    outcome = compared(plain)
-    assert (outcome.steps, outcome.examples) == (3, 8) and "compiled" not in outcome.line
+    line = compared(plain).line
+    assert " of 8 examples" in line and "compiled" not in line
 
 
 @pytest.mark.parametrize(("change", "why"), [
-    (lambda logits: 0 * logits, "every gradient of the loss is 0 (3 steps of 8 examples, float64; "),
+    (lambda logits: 0 * logits, "every gradient of the loss is 0 (2 steps of 8 examples, float64; "),
     (lambda logits: logits + tf.sqrt(0 * logits),
-     "the loss is not finite, or its gradients (3 steps of 8 examples, float64; "),
+     "the loss is not finite, or its gradients (2 steps of 8 examples, float64; "),
 ])  # fmt: skip
 def test_what_shows_nothing_is_said_so(change, why):
     outcome = compared(plain, lambda logits, labels: tf.reduce_mean(change(logits)))
     assert outcome.line.startswith(f"*** towers: nothing to compare: {why}")
-    assert not outcome.differs and json.dumps(outcome.record)
+    assert not outcome.differs and outcome.relative is None
 
 
 def in_bfloat16(features, training):
@@ -168,8 +164,7 @@ def test_a_sum_is_no_rounding_of_bfloat16_nor_a_matter_of_what_is_normalised(net
 
 def test_a_difference_can_be_allowed():
     outcome = compared(plain, summed, allow_differences=True)
-    assert outcome.line.startswith("*** --allow_differences: 2 towers differ from 1 on this network: ")
-    assert json.dumps(outcome.record)
+    assert outcome.line.startswith("*** 2 towers differ from 1 on this network: ") and outcome.relative > 0.1
 
 
 def test_hooks_find_what_the_network_keeps_in_the_graph_that_is_trained(tmp_path):
@@ -213,7 +208,7 @@ def test_a_run_compares_once_for_a_number_of_towers_and_a_mode(tmp_path, capsys)
 
     assert len(start(2)) == 1
     record = jobs.read_json(tmp_path, "run.json")["compared_with_one_tower"]
-    assert record["towers"] == 2 and record["differs"] is None
+    assert record["towers"] == 2 and record["relative"] < 1e-14 and not record["differs"]
     assert start(4) == []
     assert jobs.read_json(tmp_path, "run.json")["compared_with_one_tower"] == record
     assert len(start(6, num_gpus=4, batch_size=4)) == 1  # another number is another promise
@@ -241,14 +236,6 @@ def test_when_towers_are_compared(options, path, expected):
 def test_a_workload_is_the_trainers_by_its_file_not_its_name(monkeypatch):
     monkeypatch.setitem(sys.modules, "cifar10", types.SimpleNamespace(__file__="/home/me/cifar10.py"))
     assert towers.is_due(Config(num_gpus=2), "cifar10")
-
-
-def test_a_network_that_needs_several_examples_a_tower_is_compared_with_them(monkeypatch):
-    def squeezed(features, training):
-        return tf.ensure_shape(tf.squeeze(plain(features, training)), [features.shape[0], 3])
-
-    monkeypatch.setattr(towers, "_HEAVY", 0)  # with one example at first
-    assert compared(squeezed).examples == 8
 
 
 def test_a_tensor_of_an_earlier_call_is_named():

@@ -130,7 +130,6 @@ def compared(mean: Mean, towers: Sequence[BuiltTower]) -> Compared:
     return Compared(
         losses=[tower.loss for tower in towers],
         gradients={variable.op.name: gradient for gradient, variable in mean.gradients},
-        loss_gradients=[gradient for gradient, _ in towers[0].gradients],
         assigned={each.moving.op.name: each.value for each in first.statistics if not each.momentum},
         normalizes=bool(first.normalized),
     )

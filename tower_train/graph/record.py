@@ -64,7 +64,6 @@ class Compared(NamedTuple):
 
     losses: list[tf.Tensor]  # over this worker's towers, scalars
     gradients: dict[str, tf.Tensor | tf.IndexedSlices]  # {variable's name: its mean gradient, as it is applied}
-    loss_gradients: list[tf.Tensor | tf.IndexedSlices]  # of tower 0's loss, without weight decay
     assigned: dict[str, tf.Tensor]  # {variable's name: the value that tower 0's layers assign to it}
     normalizes: bool  # layers normalise by the statistics of a tower's batch
 

@@ -1,38 +1,49 @@
-"""Compares trainings by what is seen after each of their steps, up to what rounding explains."""
+"""The comparison of several towers with one device, before a first training: of workloads, Keras models and Estimators.
+
+They say how to train and where towers differ. What is seen after each step may differ by what rounding explains.
+"""
 
 import dataclasses
+import itertools
+import math
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
+import ml_dtypes
 import numpy as np
 
-from tower_train.proof.rounding import MOST_NOISE, SEEDS, distance, explained, few_roundings, largest
+from tower_train import console, errors
 
 LOSS, GRADIENT = "the loss", "the gradient of "
+STEPS, EACH = 2, 4  # of a comparison; examples of a tower
+MOST_TOWERS = 4  # more would show nothing else
+_LONG_SECS = 10
+# Of trainings from rounded weights: several, as Adam takes whole steps by gradients of nothing but rounding too (of a
+# bias before batch normalisation), and further and further away, as kernels round more than once, and the kink of an
+# activation (a single ReLU that flips) shows from there only.
+_SEEDS = range(4)
+_SENSITIVITY = 100  # differences that are at most this times what one rounding of each weight changes are none
+_FEW_ROUNDINGS = 256
+_MOST_NOISE = 1e-3  # of towers that are said to be equal
 _NEGLIGIBLE = 1e-3  # a variable counts as at least this share of the largest weight
 
 Arrays = Mapping[str, np.ndarray]
 
 
-@dataclasses.dataclass
-class Values:
-    """The values after a step, by the names of variables; its losses and gradients, if they are seen."""
+class Values(NamedTuple):
+    """The losses, mean gradients and variables after a step, by names; the variables before the first step."""
 
+    losses: Arrays
+    gradients: Arrays
     variables: Arrays
-    losses: Arrays = dataclasses.field(default_factory=dict)
-    gradients: Arrays = dataclasses.field(default_factory=dict)
-    is_moved: bool = True  # whether a gradient of the loss was not 0
-
-    def is_finite(self, weights: Collection[str]) -> bool:
-        seen = (*self.losses.values(), *self.gradients.values(), *(self.variables[name] for name in weights))
-        return all(np.isfinite(each).all() for each in seen)
 
 
-# seed -> the values after each step of a training whose weights are `rounded` by it at first; None: as they are
-Training = Callable[[int | None], Iterable[Values]]
+# Begins with these values of variables, and its own of others; yields the values at first and after each step.
+Training = Callable[[Arrays], Iterable[Values]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Gap:
+class Gap(NamedTuple):
     """The distance between two values of one quantity after a step."""
 
     name: str
@@ -53,121 +64,230 @@ class Gap:
         return self.absolute / max(self.largest, self.scale) if self.scale else float(self.absolute > 0)
 
 
-def gaps_after(step: int, one: Values, other: Values, weights: Collection[str]) -> list[Gap]:
-    """Returns the gaps after a step of two trainings: of the loss, the gradients and then the variables."""
-    gradient = max(map(largest, one.gradients.values()), default=0.0)
-    weight = max((largest(one.variables[name]) for name in weights), default=0.0)
-    kinds = [
-        ("", one.losses, other.losses, 0.0, 0.0),
-        (GRADIENT, one.gradients, other.gradients, gradient, gradient),
-        ("", one.variables, other.variables, _NEGLIGIBLE * weight, weight),
-    ]
-    return [
-        Gap(f"{prefix}{name}", step, distance(value, others[name]), max(least, largest(value)), most)
-        for prefix, values, others, least, most in kinds
-        for name, value in values.items()
-    ]
+class Outcome(NamedTuple):
+    """The result of a comparison; run.json has its fields."""
 
+    line: str  # for people
+    towers: int = 0
+    differs: str = ""  # by how much towers differ and where that begins; empty if they do not
+    relative: float | None = None  # the largest difference, or the first that is more than rounding, if it is finite
+    about: str = ""  # what was compared, "2 steps of 8 examples, float64"
 
-def earliest(gaps: Sequence[Gap], weights: Collection[str] = ()) -> list[Gap]:
-    """Returns the gaps of the earliest step among these: of gradients, of weights and of others, the relatively largest
-    first."""
-    first = min((gap.step for gap in gaps), default=0)
-
-    def order(gap: Gap) -> tuple:
-        return not gap.name.startswith(GRADIENT), gap.name not in weights, -gap.relative
-
-    return sorted((gap for gap in gaps if gap.step == first), key=order)
-
-
-def beyond(gaps: Iterable[Gap], rounding: float, noise: Mapping[tuple[str, int], float] | None = None) -> list[Gap]:
-    """Returns the gaps that rounding does not explain. noise: {(name, step): what it explains, as seen}."""
-    noise = noise or {}
-
-    def limit(gap: Gap) -> float:
-        return max(few_roundings(rounding) * gap.scale, noise.get((gap.name, gap.step), 0.0))
-
-    return [gap for gap in gaps if gap.absolute > limit(gap)]
+    def proved(self, advice: str = "") -> "Outcome":
+        """Returns this; GraphError with this advice if towers differ."""
+        if self.differs:
+            raise errors.GraphError(self.differs + advice)
+        return self
 
 
 @dataclasses.dataclass(frozen=True)
-class Verdict:
-    """The result of a comparison of several towers with one."""
+class Comparison:
+    """A training of several towers and the same on one device, which begin with the same values."""
 
-    gap: Gap  # the relatively largest difference
-    excess: Sequence[Gap] = ()  # the differences that are more than rounding, of the earliest step
-    undecided: str = ""  # why nothing can be told
-    by_tower: Gap | None = None  # the largest difference with batch_norm="tower", if the towers train so
+    one: Training
+    several: Training
+    weights: Collection[str]  # names of the variables that are trained
+    dtype: np.dtype  # the least exact of the arithmetic on the way from the weights to the loss
+    towers: int
+    about: str
+    # (gaps of the earliest step, what a resumed training began with, if that differs) -> where the difference begins
+    where: Callable[[Sequence[Gap], Arrays | None], str]
+    by_tower: Training | None = None  # as `several`, whose batches are normalised by tower, if they train so
+    resumes: bool = False  # whether a training may keep something outside of its variables
+    alone: str = "1"  # in words
 
-    @property
-    def differs(self) -> str:
-        """The first excess and the loss, in words; empty if nothing differs."""
-        loss = [gap for gap in self.excess[1:] if gap.name == LOSS]
-        return f"{' and '.join(map(str, [self.excess[0], *loss]))} in step {self.excess[0].step}" if self.excess else ""
-
-    def line(self, count: int, about: str, one: str = "1") -> str:
-        """Returns the line for people if nothing differs. about: what was compared, "2 steps of 8 examples"."""
-        if self.undecided:
-            return f"*** towers: {self.undecided} ({about})"
-        apart = f"{self.gap.proportion:.0e}"
-        if self.by_tower:
-            return (
-                f"*** towers: {count} are not 1 with batch_norm=tower: {self.by_tower.name} differs by "
-                f"{self.by_tower.proportion:.0e} on this network, and by {apart} with batch_norm=global ({about})"
+    def outcome(self) -> Outcome:
+        """Does the steps and compares them."""
+        whole = list(self.one({}))
+        if not self._is_finite(whole[1]):
+            return self._undecided("nothing to compare: the loss is not finite, or its gradients")
+        gaps = self._gaps(whole, self.several({}))
+        gap = max(gaps, key=lambda each: each.proportion)
+        begun = whole[1].variables  # a resumed training goes on from there
+        resumed = itertools.islice(self.one(begun) if self.resumes else (), 1, None)
+        if excess := self._beyond(self._gaps(whole[2:], resumed, first=2)):
+            return self._differing(excess, begun)
+        if excess := self._unexplained(whole, gaps):
+            return self._differing(excess)
+        if all(is_scaled(whole[0].variables[name], whole[-1].variables[name]) for name in self.weights):
+            return self._undecided("nothing to compare: every gradient of the loss is 0")
+        apart = f"{gap.proportion:.0e}"
+        if gap.proportion > _MOST_NOISE:
+            return self._undecided(
+                f"several differ from one by {apart}, as one does once its weights are rounded: this network magnifies "
+                "roundings so much that nothing can be told"
             )
-        return f"towers:   {count} equal {one} on this network to {apart} ({about})"
+        line = f"towers:   {self.towers} equal {self.alone} on this network to {apart}"
+        if self.by_tower and (excess := self._beyond(self._gaps(whole, self.by_tower({})))):
+            most = max(excess, key=lambda each: each.proportion)
+            line = (
+                f"*** towers: {self.towers} are not 1 with batch_norm=tower: {most.name} differs by "
+                f"{most.proportion:.0e} on this network, and by {apart} with batch_norm=global"
+            )
+        return Outcome(line, self.towers, relative=gap.proportion, about=self.about)
 
+    def _undecided(self, why: str) -> Outcome:
+        return Outcome(f"*** towers: {why}", self.towers, about=self.about)
 
-def gaps(one: Iterable[Values], other: Iterable[Values], weights: Collection[str], first: int = 1) -> list[Gap]:
-    """Returns the gaps of two trainings after all their steps, of which `first` is the first one's number."""
-    steps = enumerate(zip(one, other, strict=True), first)
-    return [gap for step, (values, others) in steps for gap in gaps_after(step, values, others, weights)]
+    def _differing(self, excess: Sequence[Gap], begun: Arrays | None = None) -> Outcome:
+        """begun: what a resumed training began with, if that differs; else towers do."""
+        first = min(gap.step for gap in excess)
 
+        def order(gap: Gap) -> tuple:  # gradients, weights and others, each the relatively largest first
+            return not gap.name.startswith(GRADIENT), gap.name not in self.weights, -gap.relative
 
-def compare(
-    one: Training, several: Training, weights: Collection[str], rounding: float, by_tower: Training | None = None
-) -> Verdict:
-    """Compares a training of several towers with that of one.
+        gap, *others = excess = sorted((gap for gap in excess if gap.step == first), key=order)
+        seen = " and ".join(map(str, [gap, *(other for other in others if other.name == LOSS)]))
+        who = "a resumed training differs from a whole one" if begun else f"{self.towers} towers differ from 1"
+        differs = f"{who} on this network: {seen} in step {first} ({self.about}).\n{self.where(excess, begun)}"
+        relative = gap.relative if math.isfinite(gap.relative) else None
+        return Outcome("", self.towers, differs, relative, self.about)
 
-    Args:
-      one, several: they begin with the same values.
-      weights: the names of the variables that are trained.
-      rounding: of the arithmetic on the way from the weights to the loss.
-      by_tower: as `several`, whose batches are normalised by tower, if they train so.
-    """
-    whole = list(one(None))
-    found = gaps(whole, several(None), weights)
-    gap = max(found, key=lambda each: each.proportion)
-    if not whole[0].is_finite(weights):
-        return Verdict(gap, undecided="nothing to compare: the loss is not finite, or its gradients")
-    excess = beyond(found, rounding)
-    if excess and not beyond(gaps(whole, one(None), weights), rounding):  # else it draws anew each time
+    def _is_finite(self, values: Values) -> bool:
+        weights = [values.variables[name] for name in self.weights]
+        return all(np.isfinite(each).all() for each in (*values.losses.values(), *values.gradients.values(), *weights))
+
+    def _gaps(self, one: Iterable[Values], other: Iterable[Values], first: int = 0) -> list[Gap]:
+        """Returns the gaps of the losses, gradients and variables of two trainings. first: the first step."""
+        gaps = []
+        for step, (mine, others) in enumerate(zip(one, other, strict=False), first):
+            gradient = max(map(largest, mine.gradients.values()), default=0.0)
+            weight = max((largest(mine.variables[name]) for name in self.weights), default=0.0)
+            kinds = ("", 0.0, 0.0), (GRADIENT, gradient, gradient), ("", _NEGLIGIBLE * weight, weight)
+            for values, theirs, (prefix, least, most) in zip(mine, others, kinds, strict=True):
+                for name, value in values.items():
+                    scale = max(least, largest(value))
+                    gaps.append(Gap(f"{prefix}{name}", step, distance(value, theirs[name]), scale, most))
+        return gaps
+
+    def _beyond(self, gaps: Iterable[Gap], noise: Mapping[tuple[str, int], float] | None = None) -> list[Gap]:
+        """Returns the gaps that rounding does not explain. noise: {(name, step): what it explains, as seen}."""
+        few, noise = min(max(_FEW_ROUNDINGS * epsilon(self.dtype), 1e-10), _MOST_NOISE), noise or {}
+        return [gap for gap in gaps if gap.absolute > max(few * gap.scale, noise.get((gap.name, gap.step), 0.0))]
+
+    def _unexplained(self, whole: Sequence[Values], gaps: Iterable[Gap]) -> list[Gap]:
+        """Returns the gaps that are more than one training's, once its weights are rounded in several ways."""
+        excess = self._beyond(gaps)
+        if not excess or self._beyond(self._gaps(whole, self.one({}))):  # it draws anew each time: that is no rounding
+            return excess
         noise: dict[tuple[str, int], float] = {}
-        for seed in SEEDS:
-            for near in gaps(whole, one(seed), weights):
+        for seed in _SEEDS:
+            begin = {name: rounded(whole[0].variables[name], epsilon(self.dtype), seed) for name in self.weights}
+            for near in self._gaps(whole, self.one(begin)):
                 key = near.name, near.step
-                noise[key] = max(explained(near.absolute, seed), noise.get(key, 0.0))
-            if not (excess := beyond(excess, rounding, noise)):
+                noise[key] = max(_SENSITIVITY / 4**seed * near.absolute, noise.get(key, 0.0))
+            if not (excess := self._beyond(excess, noise)):
                 break
-    if excess:
-        return Verdict(gap, earliest(excess, weights))
-    if not any(each.is_moved for each in whole):
-        return Verdict(gap, undecided="nothing to compare: every gradient of the loss is 0")
-    if gap.proportion > MOST_NOISE:
-        why = (
-            f"several differ from one by {gap.proportion:.0e}, as one does once its weights are rounded: this network "
-            "magnifies roundings so much that nothing can be told"
-        )
-        return Verdict(gap, undecided=why)
-    apart = beyond(gaps(whole, by_tower(None), weights), rounding) if by_tower else []
-    return Verdict(gap, by_tower=max(apart, key=lambda each: each.proportion, default=None))
+        return excess
+
+
+def epsilon(dtype: np.dtype) -> float:
+    """Returns the relative step between the numbers of a type, bfloat16 included; 0 for whole numbers and booleans."""
+    return 0.0 if dtype.kind in "iub" else float(ml_dtypes.finfo(dtype).eps)
+
+
+def rounded(value: np.ndarray, rounding: float, seed: int) -> np.ndarray:
+    """Returns a value with each number moved by 4**seed roundings to one side or the other.
+
+    So is a matrix of nothing but zeros, as if of ones: before it moves, gradients may cancel but for their roundings,
+    which roundings of other weights do not reach. Not a bias, as zeros may be at the kink of an activation.
+    """
+    moves = rounding * 4**seed * np.random.default_rng(seed).choice([-1.0, 1.0], value.shape)
+    return (value * (1 + moves) if value.ndim < 2 or value.any() else moves).astype(value.dtype)
+
+
+def largest(value) -> float:
+    """Returns the largest finite magnitude in an array."""
+    value = np.abs(np.asarray(value))
+    found = value.max(initial=0)
+    return float(found if np.isfinite(found) else value[np.isfinite(value)].max(initial=0))
+
+
+def wide(value) -> np.ndarray:
+    """Returns an array of numbers in complex128 or float64."""
+    value = np.asarray(value)
+    return value.astype(np.complex128 if value.dtype.kind == "c" else np.float64, copy=False)
+
+
+def distance(one, other) -> float:
+    """Returns the largest difference of two arrays; inf if it is not finite where they differ."""
+    one, other = wide(one), wide(other)
+    with np.errstate(invalid="ignore"):
+        absolute = np.abs(one - other).max(initial=0)
+        if not np.isfinite(absolute):  # both may be: that is no difference
+            apart = np.where((one == other) | (np.isnan(one) & np.isnan(other)), 0, np.abs(one - other))
+            absolute = np.nan_to_num(apart, nan=np.inf, posinf=np.inf).max(initial=0)
+    return float(absolute)
 
 
 def is_scaled(before: np.ndarray, after: np.ndarray) -> bool:
     """Returns whether an array has not changed but by a factor, as by weight decay alone."""
-    before, change = np.float64(before).ravel(), np.float64(after).ravel() - np.float64(before).ravel()
+    before = wide(before).ravel()
+    change = wide(after).ravel() - before
     if not change.any() or not np.ptp(before):  # any change of a single number, or of equal ones, may be a factor
         return not change.any()
     i = np.abs(before).argmax()
     rate = change[i] / before[i] if before[i] else 0.0
     return largest(change - rate * before) <= 0.01 * largest(change)
+
+
+def in_dtypes(dtypes: Iterable[str | None], compare: Callable[[str | None], Outcome]) -> Outcome:
+    """Returns the outcome in the first of these dtypes in which the network can be computed; its line says how long it
+    took, and why it is not float64."""
+    began, refusals = time.perf_counter(), []
+    for dtype in dict.fromkeys(dtypes):
+        try:
+            outcome = compare(dtype)
+            break
+        except errors.UserError:
+            raise
+        except Exception as error:  # whatever a network raises, or TensorFlow without a kernel
+            refusals.append(error)
+    else:
+        raise refusals[0]  # the others are of dtypes that it may not be made for
+    why = f". In float64: {errors.reason(refusals[0])}" if refusals else ""
+    if outcome.differs:
+        differs = f"{outcome.differs.removesuffix('.')}{why}."
+        return outcome._replace(line=f"*** {differs}", differs=differs)
+    return outcome._replace(line=f"{outcome.line} ({outcome.about}; {time.perf_counter() - began:.1f} s){why}")
+
+
+def before_training(compare: Callable[[], Outcome], how_not: str) -> Outcome:
+    """Returns the outcome of a comparison that nobody asked for; one that cannot be made is left out.
+
+    Raises:
+      GraphError: towers differ, and the message says how to train all the same, by the option `how_not` (empty if that
+        is given); or they cannot be built, which the training could not either.
+    """
+    try:
+        outcome = compare()
+    except errors.GraphError:
+        raise
+    except Exception as error:  # whatever a model raises of few examples; the training raises what it does of all
+        return Outcome(f"*** towers: not compared with one device, as that fails: {errors.reason(error)}")
+    return outcome.proved(f"\nChange that, or train all the same with {how_not}.") if how_not else outcome
+
+
+def announce(count: int, seconds: float, how_not: str, say: Callable[[str], None] = console.say) -> bool:
+    """Tells of a comparison if it takes long; returns whether it does. how_not: the option that leaves it out."""
+    if seconds > _LONG_SECS:
+        say(f"towers:   comparing {count} with 1, for about {seconds:.0f} s ({how_not} leaves it out)")
+    return seconds > _LONG_SECS
+
+
+def examples_of_tower(there: int, count: int) -> int:
+    """Returns how many of the examples a tower takes in a step; ConfigError if they are too few."""
+    if there < STEPS * count:
+        raise errors.ConfigError(
+            f"check: there are fewer than {STEPS * count} examples, one for each of {count} towers in {STEPS} steps."
+        )
+    return min(EACH, there // (STEPS * count))
+
+
+def model_differs(begins: object | None = None) -> str:
+    """Says where towers of a Keras model or an Estimator differ. begins: what computes otherwise first, if known."""
+    where = f"It begins at {begins}. That is" if begins else "A layer or a loss is"
+    return (
+        f"{where} computed over the examples of a batch, of which a tower has a part only, or with random numbers by "
+        "tower, or gradients are computed and clipped within a loop or a tf.function."
+    )

@@ -5,15 +5,14 @@ rows one after the other, a mean or a sum over the batch, what is the same for a
 of these rules is the one to look at.
 """
 
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
 from tower_train.graph.random_state import ancestors, source_line
-from tower_train.proof.comparison import Arrays
+from tower_train.proof.comparison import Arrays, wide
 from tower_train.proof.trial import Trial
 
 _SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank"})
@@ -22,27 +21,14 @@ _REDUCTIONS = frozenset({"Mean", "Sum", "Max", "Min", "Prod", "Softmax", "LogSof
 _KEEPING = ("LookupTable", "Queue", "Stack", "OrderedMap", "Barrier", "Stage", "Unstage")
 _CALLS_PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 _UNFETCHABLE = frozenset({"Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond", "RefSwitch", "RefMerge"})
+_DRAWING = ("stateful", "stateless", "python")  # kinds, of numbers that need not depend on those of the batch
 SAME, _ROWS, _SHARE, MEAN, SUM = "same", "rows", "rows over the number of towers", "mean", "sum"
-
-
-@dataclasses.dataclass(frozen=True)
-class Culprit:
-    """An operation that differs."""
-
-    name: str  # without the tower's
-    type: str  # of the operation
-    line: str  # of the program that made it, FILE:LINE
-    cause: str  # what the towers cannot share, and what to write instead
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.type}, {self.line}): {self.cause}"
 
 
 def first_difference(
     one: Trial, many: Trial, steps: int, tolerance: float, resumed: Arrays | None = None
-) -> Culprit | None:
-    """Does steps with one tower and with any number of towers until an operation differs; returns the first that does,
-    or None.
+) -> str | None:
+    """Does steps with one tower and with any number of towers until an operation differs; names the first that does.
 
     Args:
       steps: at most so many.
@@ -50,27 +36,40 @@ def first_difference(
       resumed: the variables after the first step, from which the other session goes on; None for initial ones in both.
     """
     ops = list(_operations(one, many))
-    loss = one.built.compared.losses[0].name
-    with one.session() as first, many.session(resumed) as others:
+    with one.session({}) as first, many.session(resumed or {}) as others:
         if resumed is not None:
             first.run(one.built.train_op)
         for _ in range(steps):
             whole = first.run([one.built.train_op, [[tensor] for tensor, _ in ops]])[1]
             parts = others.run([many.built.train_op, [tensors for _, tensors in ops]])[1]
-            seen = _Relations(many.towers, tolerance, loss, one.built.compared.assigned)
+            seen = _Relations(one, many.towers, tolerance)
             for (tensor, _), (value,), by_tower in zip(ops, whole, parts, strict=True):
                 if culprit := seen.look(tensor, value, by_tower):
                     return culprit
     return None
 
 
-def assigning(trial: Trial, variable: str) -> Culprit | None:
-    """Returns the operation of tower 0 that assigns a variable; None if there is none."""
+def least_exact(losses: Sequence[tf.Tensor], weights: Collection[tf.Operation]) -> tf.Tensor:
+    """Returns the tensor of the least exact dtype on the way from weights to losses.
+
+    Args:
+      losses: of one graph.
+      weights: the operations that hold them.
+    """
+    reached, tensors, before = set(weights), list(losses), ancestors([loss.op for loss in losses])
+    for op in losses[0].graph.get_operations():  # in the order of their creation, so after their inputs
+        if op in before and any(tensor.op in reached for tensor in op.inputs):
+            reached.add(op)
+            tensors += [tensor for tensor in op.outputs if tensor.dtype.is_floating]
+    return min(tensors, key=lambda tensor: (tensor.dtype.size, tensor.dtype == tf.float16))
+
+
+def assigning(trial: Trial, variable: str) -> str | None:
+    """Names the operation of tower 0 that assigns a variable; None if there is none."""
     if (value := trial.built.compared.assigned.get(variable)) is not None:
         return _assigned(variable, value.op)
     handles = [v.handle for v in trial.built.saved.variables if v.op.name == variable]
-    assigns = [op for handle in handles for op in _assigning(handle)]
-    return _named(assigns[0], "state") if assigns else None
+    return next((_named(op, "state") for handle in handles for op in _assigning(handle)), None)
 
 
 def _assigning(handle: tf.Tensor) -> list[tf.Operation]:
@@ -111,7 +110,7 @@ def relation(whole: np.ndarray, parts: Sequence[np.ndarray], tolerance: float) -
             return False
         if one.dtype.kind not in "fc":
             return bool((one == other).all())
-        one, other = _wide(one), _wide(other)
+        one, other = wide(one), wide(other)
         limit = tolerance * np.abs(one[np.isfinite(one)]).max(initial=0)
         return bool(np.allclose(one, other, rtol=0, atol=limit, equal_nan=True))
 
@@ -131,7 +130,7 @@ def relation(whole: np.ndarray, parts: Sequence[np.ndarray], tolerance: float) -
             return name
     if whole.dtype.kind not in "fc" or any(part.shape != whole.shape for part in parts):
         return None
-    mean = np.mean([_wide(part) for part in parts], axis=0)
+    mean = np.mean([wide(part) for part in parts], axis=0)
     if equal(whole, mean) or equal(whole * towers, mean):
         return MEAN
     if equal(whole, mean * towers):
@@ -142,15 +141,15 @@ def relation(whole: np.ndarray, parts: Sequence[np.ndarray], tolerance: float) -
 class _Relations:
     """The relation between one tower's tensors and those of several, as operations are looked at in their order."""
 
-    def __init__(self, towers: int, tolerance: float, loss: str, assigned: Mapping[str, tf.Tensor]):
-        """loss: the name of one tower's loss. assigned: {variable's name: the value that the tower assigns}."""
-        self._towers, self._tolerance, self._loss = towers, tolerance, loss
-        self._assigned = {value.op: name for name, value in assigned.items()}
+    def __init__(self, one: Trial, towers: int, tolerance: float):
+        compared = one.built.compared
+        self._towers, self._tolerance, self._loss = towers, tolerance, compared.losses[0].name
+        self._assigned = {value.op: name for name, value in compared.assigned.items()}
         self._of: dict[str, str | None] = {}  # {tensor's name: its relation}
         self._shape_ops: set[tf.Operation] = set()
 
-    def look(self, tensor: tf.Tensor, whole: np.ndarray, parts: Sequence[np.ndarray]) -> Culprit | None:
-        """Returns the culprit if this tensor is the first that breaks the rules."""
+    def look(self, tensor: tf.Tensor, whole: np.ndarray, parts: Sequence[np.ndarray]) -> str | None:
+        """Names the culprit if this tensor is the first that breaks the rules."""
         op, whole, parts = tensor.op, np.asarray(whole), list(map(np.asarray, parts))
         if self._is_about_shapes(op):
             return None
@@ -158,20 +157,20 @@ class _Relations:
         if tensor.name == self._loss and found == SUM:
             return _named(op, "sum")
         if _kind(op) == "state" and found != SAME:
-            return _name_assignment(op)
+            return next((_named(each, "state") for each in _assigning(op.inputs[0])), _named(op, "copies"))
         # Whole numbers also are sizes and positions.
-        is_number = whole.dtype.kind in "fc" or self._towers == 1 or _kind(op) in ("stateful", "stateless", "python")
+        is_number = whole.dtype.kind in "fc" or self._towers == 1 or _kind(op) in _DRAWING
         return None if found or not is_number else self._culprit(op)
 
     def _is_about_shapes(self, op: tf.Operation) -> bool:
         """Returns whether an operation is computed from the sizes of tensors only."""
         sources = [tensor.op for tensor in op.inputs if tensor.op.type != "Const"]
         reads_shapes_only = bool(sources) and all(source in self._shape_ops for source in sources)
-        if op.type in _SHAPES or (reads_shapes_only and _kind(op) not in ("stateful", "stateless", "python")):
+        if op.type in _SHAPES or (reads_shapes_only and _kind(op) not in _DRAWING):
             self._shape_ops.add(op)
         return op in self._shape_ops
 
-    def _culprit(self, op: tf.Operation) -> Culprit:
+    def _culprit(self, op: tf.Operation) -> str:
         """Names an operation, or the variable, the reduction over the batch or its size, whose result it uses."""
         while op.type == "Identity":
             op = op.inputs[0].op
@@ -185,7 +184,7 @@ class _Relations:
         if is_reduced or _kind(op) == "reduction":
             for value, variable in self._assigned.items():
                 if op in ancestors([value]) and (first is op or value in ancestors([first])):  # else beside the network
-                    return Culprit(variable, "assigned", source_line(op), _CAUSES["read"])
+                    return _assigned(variable, op, "read")
         return _named(op, ("size" if _is_size(op) else "reduction") if is_reduced else _kind(op))
 
 
@@ -197,16 +196,12 @@ def _is_forward(op: tf.Operation) -> bool:
     return not op.name.startswith("tower_0/gradients/")
 
 
-def _wide(value: np.ndarray) -> np.ndarray:
-    return np.asarray(value, np.complex128 if value.dtype.kind == "c" else np.float64)
+def _assigned(variable: str, value: tf.Operation, kind: str = "assigned") -> str:
+    return f"{variable} (assigned, {source_line(value)}): {_CAUSES[kind]}"
 
 
-def _assigned(variable: str, value: tf.Operation) -> Culprit:
-    return Culprit(variable, "assigned", source_line(value), _CAUSES["assigned"])
-
-
-def _named(op: tf.Operation, kind: str) -> Culprit:
-    return Culprit(op.name.replace("tower_0/", ""), op.type, source_line(op), _CAUSES[kind])
+def _named(op: tf.Operation, kind: str) -> str:
+    return f"{op.name.replace('tower_0/', '')} ({op.type}, {source_line(op)}): {_CAUSES[kind]}"
 
 
 _RULE = errors.page("workloads.md#the-rule-of-means")
@@ -240,12 +235,6 @@ _CAUSES: Mapping[str, str] = {
     f"by their number ({_RULE})",
     "other": f"its values for an example depend on the other examples of the batch, or on the tower ({_RULE})",
 }
-
-
-def _name_assignment(op: tf.Operation) -> Culprit:
-    """Names the assignment to the variable that an operation reads or assigns."""
-    assigns = _assigning(op.inputs[0])
-    return _named(assigns[0], "state") if assigns else _named(op, "copies")
 
 
 def _kind(op: tf.Operation) -> str:

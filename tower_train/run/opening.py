@@ -82,11 +82,8 @@ def _prepare(training: Training, stack: contextlib.ExitStack) -> Callable[[v1.Se
     path = plan.run_json["config"]["workload"]
     if plan.is_to_be_compared and is_due(plan.config, path, graph.random_numbers.stateful):
         outcome = compare_towers(plan.workload, plan.examples, plan.config, graph)
-        if isinstance(outcome, str):
-            notes.append(outcome)
-        else:
-            notes.append(outcome.line)
-            training.run_json[_COMPARED] = outcome.record
+        notes.append(outcome.line)
+        training.run_json[_COMPARED] = outcome._asdict()
     if plan.is_chief:
         checkpoint.remove_leftovers(plan.run_dir.path)  # only now, as a start that fails before changes nothing
         again = set(map(checkpoint.saved_step, training.evaluations.pending))

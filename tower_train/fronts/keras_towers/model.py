@@ -14,6 +14,7 @@ from tower_train.fronts.keras_towers.exchange import ALONE, Exchange
 from tower_train.fronts.keras_towers.layers import Summed
 from tower_train.fronts.keras_towers.step import Program, Step, rehearse
 from tower_train.graph.devices import HOST
+from tower_train.proof.comparison import Outcome
 
 
 class TowerModel(keras.Model):
@@ -79,9 +80,9 @@ class TowerModel(keras.Model):
           GraphError: the towers differ by more than rounding; the message names the variable.
         """
         data = x, y, sample_weight
-        return self._compare(proof.first_batches(data, len(self.towers) * self.exchange.size))
+        return self._compare(proof.first_batches(data, len(self.towers) * self.exchange.size)).proved().line
 
-    def _compare(self, batches, is_first: bool = False) -> str:
+    def _compare(self, batches, is_first: bool = False) -> Outcome:
         devices = self.towers * self.exchange.size
 
         def towers(count: int, batch_norm: str) -> TowerModel:
@@ -105,7 +106,7 @@ class TowerModel(keras.Model):
         super().make_train_function(force)
         if not (is_made or self._is_compared):
             compare = functools.partial(self._compare, is_first=True)
-            self.train_function = proof.FirstStep(self, self.train_function, compare)
+            self.train_function = proof.first_step(self, self.train_function, compare)
 
     @property
     def trained_variables(self) -> list[keras.Variable]:
