@@ -96,6 +96,15 @@ def test_too_few_examples_are_refused():
         parallel().check(X[:3], Y[:3])
 
 
+def test_an_output_whose_first_axis_is_as_long_as_a_batch_is_named():
+    """A pair of scores [2, batch], compared on towers' batches of 2."""
+    pair = keras.layers.Lambda(keras.ops.transpose, name="pair")
+    model = multi_gpu_model(keras.Sequential([keras.Input([4]), keras.layers.Dense(2), pair]), gpus=2)
+    model.compile("sgd", lambda _, scores: keras.ops.mean((scores[0] - scores[1] - 1) ** 2))
+    with pytest.raises(errors.GraphError, match="sequential.*: its output pair, whose first axis must be the batch"):
+        model.check(X[:8], Y[:8])
+
+
 def test_batch_normalisation_by_tower_is_not_said_to_be_one_device():
     layers = keras.layers.Dense(8), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)
     model = parallel(*layers, batch_norm="tower")

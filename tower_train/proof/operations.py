@@ -101,8 +101,13 @@ def _is_fetchable(op: tf.Operation) -> bool:
     return not in_v1_control_flow and op.type not in _UNFETCHABLE and op.graph.is_fetchable(op)
 
 
-def relation(whole: np.ndarray, parts: Sequence[np.ndarray], tolerance: float) -> str | None:
-    """Returns how one tower's tensor and the towers' agree, up to a relative tolerance; None if they do not."""
+def relation(
+    whole: np.ndarray, parts: Sequence[np.ndarray], tolerance: float, axes: Sequence[int] | None = None
+) -> str | None:
+    """Returns how one tower's tensor and the towers' agree, up to a relative tolerance; None if they do not.
+
+    axes: by which the towers' may be joined; None for any.
+    """
     towers = len(parts)
 
     def equal(one: np.ndarray, other: np.ndarray) -> bool:
@@ -117,7 +122,7 @@ def relation(whole: np.ndarray, parts: Sequence[np.ndarray], tolerance: float) -
     def are_rows(factor: int) -> bool:  # gradients of a mean have the factor
         if factor != 1 and whole.dtype.kind not in "fc":
             return False
-        for axis in range(whole.ndim):
+        for axis in range(whole.ndim) if axes is None else axes[: whole.ndim]:
             if len({part.shape[:axis] + part.shape[axis + 1 :] for part in parts}) == 1:
                 if equal(whole * factor if factor != 1 else whole, np.concatenate(parts, axis=axis)):
                     return True

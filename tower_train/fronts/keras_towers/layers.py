@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train.fronts import compat
+from tower_train.fronts.keras_building import output_names
 from tower_train.proof.operations import MEAN, SUM, relation
 
 Key = tuple[int, int]  # of a loss that a layer adds: the layer's id, and how many it added before in the step
@@ -30,8 +31,11 @@ class Seen(NamedTuple):
     layer: keras.Layer
     key: Key | None
     tensor: tf.Tensor
+    output: str = ""  # its name, if it is one of a model's
 
     def __str__(self) -> str:
+        if self.output:
+            return f"{self.layer.path}: its output {self.output}, whose first axis must be the batch"
         function = type(self.layer).call
         code = getattr(inspect.unwrap(function), "__code__", None)
         is_kerass = type(self.layer).__module__.startswith("keras.")
@@ -48,14 +52,18 @@ def _seen() -> Iterator[list[Seen]]:
     """Notes what layers compute in this thread within this block, in their order; not in loops and functions."""
     seen, graph, counts = [], tf.compat.v1.get_default_graph(), {}
 
-    def note(layer: keras.Layer, value, key: Key | None) -> None:
+    def note(layer: keras.Layer, value, key: Key | None = None, output: str = "") -> None:
         for leaf in tf.nest.flatten(value, expand_composites=True):
             if tf.is_tensor(leaf) and leaf.dtype.is_floating and getattr(leaf, "graph", None) is graph:
-                seen.append(Seen(layer, key, leaf))
+                seen.append(Seen(layer, key, leaf, output))
 
     def call(original, layer, *args, **kwargs):
         outputs = original(layer, *args, **kwargs)
-        note(layer, outputs, None)
+        if isinstance(layer, keras.Model):
+            for name, output in zip(output_names(layer, outputs), keras.tree.flatten(outputs), strict=False):
+                note(layer, output, output=name)
+        else:
+            note(layer, outputs)
         return outputs
 
     def add_loss(original, layer, loss):
@@ -107,7 +115,8 @@ def compare_layers(
     whole, by_tower = values(one), values(many)
     first, sums = None, set()
     for seen, value, *parts in zip(kept["one"], whole, *by_tower, strict=False):
-        found = relation(np.asarray(value), list(map(np.asarray, parts)), tolerance)
+        axes = range(1) if seen.output else None  # a model's outputs are joined by their first axis
+        found = relation(np.asarray(value), list(map(np.asarray, parts)), tolerance, axes)
         if seen.key and found == SUM:
             sums.add(seen.key)
         elif first is None and (found is None or (seen.key and found not in ("same", MEAN))):
