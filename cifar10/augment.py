@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10 import crops
-from tower_train import workload
+from tower_train import layers, workload
 
 CROP_SIZE = 24
 CHANNELS = 3
@@ -65,7 +65,7 @@ def _standardize(images: tf.Tensor, contrast: tf.Tensor) -> tf.Tensor:
     """
     mean_of_row = functools.partial(tf.reduce_mean, axis=1, keepdims=True)
     values = tf.reshape(images, [-1, _VALUES])
-    on_gpu = _is_on_gpu(images)
+    on_gpu = layers.on_gpu()
     if on_gpu:
         sums = tf.reduce_sum(tf.reshape(values, [-1, _PIXELS, CHANNELS]), axis=1)
         squares = tf.reduce_sum(tf.reshape(tf.square(values), [-1, 8, _VALUES // 8]), axis=2)
@@ -87,7 +87,3 @@ def _standardize(images: tf.Tensor, contrast: tf.Tensor) -> tf.Tensor:
     else:
         centres, gain, shift = (tf.matmul(t, _COPY_TO_PIXELS) for t in by_channel)
     return tf.reshape((values - centres) * gain + shift, [-1, CROP_SIZE, CROP_SIZE, CHANNELS])
-
-
-def _is_on_gpu(tensor: tf.Tensor) -> bool:
-    return "GPU" in tensor.device

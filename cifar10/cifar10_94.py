@@ -70,11 +70,7 @@ RECIPES = {
     "cifar10_95": RECIPE | {"epochs": 16, "keep_hardest": "3:0.75"},  # 521 steps; airbench95, without Muon, 15 epochs
     "cifar10_96": RECIPE | {"epochs": 38, "keep_hardest": "5:0.7"},  # 1,237 steps; airbench96, without Muon, 37 epochs
 }
-IMAGE_SIZES = {
-    "cifar10_94": "0:20,1.5:24,4.5:32",
-    "cifar10_95": "0:20,3:24,9:32",
-    "cifar10_96": "0:20,7:24,21:32",
-}
+IMAGE_SIZES = {"cifar10_94": "0:20,1.5:24,4.5:32", "cifar10_95": "0:20,3:24,9:32", "cifar10_96": "0:20,7:24,21:32"}
 
 
 def head_rate(num_features: int, head: float = 1.0) -> float:

@@ -40,19 +40,11 @@ def crop(images: tf.Tensor, top: tf.Tensor, left: tf.Tensor, flip: tf.Tensor, si
     """Crops each image at its own place and flips some of the crops left to right.
 
     On a GPU pixels are gathered, which XLA can compile. On a CPU `crop_and_resize` does both in one pass: a box of the
-    size of the crop resizes nothing, one with swapped sides
-    flips, and pixels outside the image become 0. Boxes are in fractions of the image. They end a quarter of a pixel
-    inside the outermost pixels of the crop, so that rounding their coordinates neither picks a neighbouring pixel nor
-    leaves the image.
+    size of the crop resizes nothing, one with swapped sides flips, and pixels outside the image become 0. Boxes are in
+    fractions of the image. They end a quarter of a pixel inside the outermost pixels of the crop, so that rounding
+    their coordinates neither picks a neighbouring pixel nor leaves the image.
 
-    Args:
-      images: [batch, 32, 32, 3].
-      top, left: float32 [batch, 1] of whole numbers, the first row and the first column of each crop.
-      flip: bool [batch, 1].
-      size: of the crops, in pixels each way.
-
-    Returns:
-      float32 [batch, size, size, 3].
+    Top and left are float32 [batch, 1] of whole numbers, flip is bool [batch, 1].
     """
     if layers.on_gpu():
         return _gathered(images, top, left, flip, size)
@@ -69,11 +61,16 @@ def _gathered(images: tf.Tensor, top: tf.Tensor, left: tf.Tensor, flip: tf.Tenso
     places = tf.range(size, dtype=tf.int64)
     rows = tf.cast(top, tf.int64) + places
     columns = tf.cast(left, tf.int64) + tf.where(flip, size - 1 - places, places)
-    batch = tf.range(tf.shape(images, tf.int64)[0])[:, tf.newaxis, tf.newaxis]
-    pixels = (batch * SIZE + _inside(rows)[:, :, tf.newaxis]) * SIZE + _inside(columns)[:, tf.newaxis, :]
-    cropped = tf.reshape(tf.gather(tf.reshape(images, [-1, 3]), tf.reshape(pixels, [-1])), [-1, size, size, 3])
+    cropped = gather(images, _inside(rows), _inside(columns))
     is_inside = (tf.equal(rows, _inside(rows))[:, :, tf.newaxis], tf.equal(columns, _inside(columns))[:, tf.newaxis, :])
     return tf.where((is_inside[0] & is_inside[1])[..., tf.newaxis], cropped, tf.zeros([], images.dtype))
+
+
+def gather(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
+    """Takes rows and columns, int64 [batch, size], of each image."""
+    batch, size = tf.range(tf.shape(images, tf.int64)[0])[:, tf.newaxis, tf.newaxis], rows.shape[1]
+    pixels = (batch * SIZE + rows[:, :, tf.newaxis]) * SIZE + columns[:, tf.newaxis, :]
+    return tf.reshape(tf.gather(tf.reshape(images, [-1, 3]), tf.reshape(pixels, [-1])), [-1, size, size, 3])
 
 
 def _inside(places: tf.Tensor) -> tf.Tensor:

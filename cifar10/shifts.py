@@ -34,11 +34,9 @@ def augment(images: tf.Tensor, draws: workload.Draws, most: int = MOST) -> tf.Te
     forwards = tf.range(SIZE, dtype=tf.int64)
     rows = _reflected(forwards + places[:, :1])
     columns = _reflected(tf.where(is_flipped, SIZE - 1 - forwards, forwards) + places[:, 1:])
-    batch = tf.range(tf.shape(images, tf.int64)[0])[:, tf.newaxis, tf.newaxis]
-    pixels = (batch * SIZE + rows[:, :, tf.newaxis]) * SIZE + columns[:, tf.newaxis, :]
-    shifted = tf.gather(tf.reshape(images, [-1, 3]), tf.reshape(pixels, [-1]))
+    shifted = crops.gather(images, rows, columns)
     change = 2 * draws.uniform("colours", 2)[:, :, tf.newaxis, tf.newaxis] - 1
-    brighter = crops.prepare(tf.reshape(shifted, [-1, SIZE, SIZE, 3])) + BRIGHTNESS * change[:, :1]
+    brighter = crops.prepare(shifted) + BRIGHTNESS * change[:, :1]
     return brighter * (1 + CONTRAST * change[:, 1:])
 
 

@@ -42,9 +42,8 @@ def suggested(rates: Sequence[float], losses: np.ndarray) -> float | None:
     """Returns the rate at which the loss falls fastest before its lowest value, or a tenth of the rate of that if this
     is less, as where the fastest fall ends in divergence (fastai's two suggestions); None if the loss does not fall.
 
-    Args:
-      rates: each the one before times the same factor.
-      losses: at these, smoothed; the first tenth of them is not yet smooth, and is not looked at, as in fastai.
+    The rates grow by the same factor each. The first tenth of the smoothed losses is not yet smooth, and is not looked
+    at, as in fastai.
     """
     first, lowest = len(losses) // 10, int(np.argmin(losses))
     if lowest < first + 2 or losses[first] - losses[lowest] < _LEAST_FALL * abs(losses[first]):

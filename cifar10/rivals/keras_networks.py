@@ -63,12 +63,7 @@ def cifar10_94(widths: Sequence[int], head: float = 1.0, depth: int = 2) -> kera
         for number in range(1, depth + 1):
             name = f"block{block}.conv{number}"
             maps = layers.Conv2D(
-                width,
-                3,
-                padding="same",
-                use_bias=False,
-                name=name,
-                kernel_initializer=initial(9 * maps.shape[-1]),
+                width, 3, padding="same", use_bias=False, name=name, kernel_initializer=initial(9 * maps.shape[-1])
             )(maps)
             maps = layers.MaxPooling2D(2)(maps) if number == 1 else maps
             maps = layers.BatchNormalization(

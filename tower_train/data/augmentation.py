@@ -72,10 +72,8 @@ def functions(
 ) -> dict[str, Callable | None]:
     """Makes the fields `augment` and `mix` of a workload of images 0..255 [batch, height, width, 1 or 3].
 
-    Args:
-      options: the changes.
-      prepare: the workload's, done after crops, flips and colours, and before erasing and mixing.
-      augment: random changes of the workload's own and `prepare`, in its place.
+    Its `prepare`, or the `augment` of its own that replaces it, comes after crops, flips and colours, and before
+    erasing and mixing.
     """
     alphas = options.mixup_alpha, options.cutmix_alpha
     change = functools.partial(_augmented, chosen=vars(options), own=augment or (lambda images, _: prepare(images)))
@@ -121,11 +119,7 @@ def mixed(images: tf.Tensor, labels: tf.Tensor, draws: Draws, alphas: tuple[floa
     2019, arXiv 1905.04899, section 3.1), or either with probability 1/2, as timm's Mixup in its mode 'pair': both of a
     pair get the same share of the other, and the same rectangle.
 
-    Args:
-      images: [batch, height, width, channels], the batch even; whole numbers become float32.
-      labels: [batch], or Weighted.
-      draws: numbers of the examples.
-      alphas: of mixup and of cutmix, 0 for none, not both.
+    The batch is even; images of whole numbers become float32. Of the alphas, of mixup and of cutmix, one may be 0.
     """
     images = images if images.dtype.is_floating else tf.cast(images, tf.float32)
     numbers = tf.repeat(draws.uniform("mix", 4)[::2], 2, axis=0)
@@ -178,13 +172,8 @@ def _neighbours(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _boxes(draws: Draws, name: str, size: Sequence[int], shares: tuple, ratios: tuple, most: Sequence[int]) -> tuple:
-    """Draws a rectangle of each image, the first of ten that fits.
-
-    Args:
-      draws, name: numbers of the examples, and their name.
-      size: height and width of the images.
-      shares, ratios: least and greatest, of their area, and of a rectangle's width to its height.
-      most: greatest height and width of a rectangle.
+    """Draws a rectangle of each image, the first of ten that fits: of a share of its area, a ratio of width to height,
+    and at most so high and wide.
 
     Returns:
       Whether one fits, bool [batch]; its height, width, top and left, float32 [batch] of whole numbers.

@@ -17,21 +17,12 @@ class ImageError(Exception):
 
 
 def decode(contents: bytes, height: int, width: int, channels: int) -> np.ndarray:
-    """Decodes an image file, turns it as its EXIF orientation says, and resizes it.
+    """Decodes an image file in one of FORMATS, turns it as its EXIF orientation says, and resizes it: uint8 [height,
+    width, channels], 1 for grayscale and 3 for RGB.
 
     Resizes bilinearly with antialiasing from all pixels, ignoring the aspect ratio. (Pillow's `draft`, 1.7 times as
-    fast for large JPEGs, gives pixels that exported networks could not repeat.)
-
-    Args:
-      contents: of the file, in one of FORMATS; an animation gives its first image.
-      height, width: of the result, in pixels.
-      channels: 1 for grayscale, 3 for RGB, whatever the file holds; transparency is left out.
-
-    Returns:
-      uint8 [height, width, channels].
-
-    Raises:
-      ImageError: empty, of another format, damaged, cut off, or too large for Pillow.
+    fast for large JPEGs, gives pixels that exported networks could not repeat.) Raises ImageError for contents that are
+    empty, of another format, damaged, cut off, or too large for Pillow.
     """
     if not contents:
         raise ImageError("is empty")

@@ -68,16 +68,8 @@ def _read(path: str | os.PathLike, file: io.BufferedReader | gzip.GzipFile) -> n
 
 
 def examples(name: str, images: str | os.PathLike, labels: str | os.PathLike, class_names: tuple[str, ...]) -> Examples:
-    """Reads the examples of a file of images and a file of labels, such as MNIST's.
-
-    Args:
-      name: name of the data set in logs.
-      images: path of uint8 values [n, height, width].
-      labels: path of uint8 values [n], each below the number of class names.
-      class_names: names of labels 0, 1, ...
-
-    Returns:
-      Examples whose `fetch` gives uint8 [batch, height, width, 1] images and int32 [batch] labels.
+    """Reads the examples of a file of images, uint8 [n, height, width], and a file of labels, uint8 [n], such as
+    MNIST's: uint8 [batch, height, width, 1] images and int32 [batch] labels, which number the class_names.
 
     Raises:
       DataError: as `read`, or files of another kind, of different lengths, or with a label out of range.

@@ -54,15 +54,13 @@ def find(
     seed: int = 0,
     labels: str = FOLDERS,
 ) -> Listing | None:
-    """Lists the images of a split; None if there is no such test or validation split.
+    """Lists the images of a split ('train', 'validation' or 'test'); None if there is no such test or validation split.
 
     The directory holds `train`, `val` (or `validation`, `valid`) and `test`, each with one folder per class, or the
-    class folders themselves, all for training. Without `val`, a fraction of the training images may be set aside.
+    class folders themselves, all for training.
 
     Args:
-      directory: the folder of the splits.
-      split: 'train', 'validation' or 'test'.
-      validation_fraction: share of the training images to set aside for validation; 0 for none.
+      validation_fraction: share of the training images to set aside for validation if there is no `val`.
       group_pattern: a regular expression for the group in a file's name (its first bracket, or the whole match), or a
         table, FILE.csv:COLUMN; images of one group stay together. Empty: every image is its own group.
       seed: of the choice.
@@ -240,11 +238,8 @@ def _layout_error(folder: pathlib.Path, directory: pathlib.Path, what: str) -> e
 def _split_off(listing: Listing, groups: list[str], split: str, fraction: float, seed: int) -> Listing:
     """Sets groups aside in a seeded order until they hold the fraction of the images."""
 
-    def place(group: str) -> bytes:
-        return hashlib.sha256(os.fsencode(f"{seed} {group}")).digest()
-
     sizes, aside, count = collections.Counter(groups), set(), 0
-    for group in sorted(sizes, key=place):
+    for group in sorted(sizes, key=lambda group: hashlib.sha256(os.fsencode(f"{seed} {group}")).digest()):
         if count < fraction * len(listing.names):
             aside.add(group)
             count += sizes[group]

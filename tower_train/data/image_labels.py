@@ -40,14 +40,11 @@ def advice(folder: pathlib.Path, directory: pathlib.Path) -> str:
 
 
 def find(directory: pathlib.Path, labels: str, option: str = "labels") -> tuple[dict[str, str], str]:
-    """Finds the classes of all images below a directory.
+    """Finds the classes of all images below a directory, in folders of any depth.
 
-    Args:
-      directory: the folder of the images, in folders of any depth, and of the table.
-      labels: 'names', by which a class is a file's name up to its last number; or a CSV file with a header, and after a
-        colon the name of the column of classes, if there are more than two columns. The column of images is the
-        one that names most in its first rows, by their paths or files' names, with or without extension.
-      option: the name, for messages, of the option that gives labels.
+    labels is 'names', by which a class is a file's name up to its last number; or a CSV file with a header, and after a
+    colon the name of the column of classes, if there are more than two columns. The column of images is the one that
+    names most in its first rows, by their paths or files' names, with or without extension. `option` gave it.
 
     Returns:
       {path below the directory: class}, sorted, of the images with a class; and a line on the others.

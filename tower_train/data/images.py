@@ -27,23 +27,17 @@ _training: dict[pathlib.Path, np.ndarray] = {}  # {folder of all splits: digests
 def examples(
     listing: Listing, name: str, size: int, channels: int, cache: str = "auto", skip_bad: bool = False
 ) -> Examples:
-    """Makes the examples of a listing, after decoding every file once.
+    """Makes the examples of a listing, after decoding every file once: uint8 [batch, size, size, channels] images and
+    int32 [batch] labels.
 
     The findings are kept in image_folder of the default data directory (with 'disk' together with the decoded images)
     until a file of the listing changes; 'memory' writes nothing.
 
     Args:
-      listing: from image_files.find.
-      name: name of the data set in logs.
-      size: height and width that images are resized to.
-      channels: 1 for grayscale, 3 for RGB.
-      cache: place of decoded images: 'memory', 'disk', 'none', or 'auto', which is memory if they take at most half of
-        what is free, and else none.
-      skip_bad: go on without files that cannot be used, instead of raising.
-
-    Returns:
-      Examples whose `fetch` gives uint8 [batch, size, size, channels] images and int32 [batch] labels; their `notice`
-        names what was left out.
+      name: of the data set, in logs.
+      size, channels: images are resized to this height and width, in grayscale (1) or RGB (3).
+      cache: place of decoded images, see `place`.
+      skip_bad: go on without files that cannot be used, which the examples' notice then names.
 
     Raises:
       DataError: files that cannot be used, without skip_bad; all of a class, with it; or a cache that does not fit.
@@ -100,7 +94,7 @@ class _Images:
 
     def _find_fault(self, file: int) -> str:
         try:
-            contents = self._contents(file)
+            contents = files.read(self.paths[file])
             image = decoding.decode(contents, *self.shape[1:])
         except decoding.ImageError as error:
             return str(error)
@@ -112,13 +106,10 @@ class _Images:
         return ""
 
     def _read_again(self, file: int) -> np.ndarray:
-        contents = self._contents(file)
+        contents = files.read(self.paths[file])
         if _digest(contents) != self.digests[file]:
             raise errors.DataError(f"{self.paths[file]} is not what it was when the run began")
         return decoding.decode(contents, *self.shape[1:])
-
-    def _contents(self, file: int) -> bytes:
-        return files.read(self.paths[file])
 
 
 def _digest(contents: bytes) -> int:
@@ -142,7 +133,8 @@ def _known(listing: Listing, digests: np.ndarray) -> str:
 
 
 def place(cache: str, num_bytes: int, free_bytes: int) -> str:
-    """Chooses the place of decoded images: 'memory', 'disk' or 'none'; DataError if they do not fit in 'memory'."""
+    """Chooses the place of decoded images: 'memory', 'disk' or 'none'; 'auto' is memory if they take at most half of
+    what is free, and else none. Raises DataError if they do not fit in 'memory'."""
     if cache == "auto":
         return "memory" if num_bytes <= free_bytes / 2 else "none"
     if cache == "memory":

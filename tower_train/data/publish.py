@@ -21,10 +21,9 @@ def publish_folder(
     its process, so a partial folder that its holder finds belongs to a dead process, and is removed.
 
     Args:
-      folder: the folder to make, with its parents.
       fill: writes everything into the (empty) folder it is given.
-      is_complete: whether a folder of that name, which may not exist, is complete. If it exists and is not, it is
-        replaced; `is_complete` may raise to prevent that.
+      is_complete: whether the folder, which may not exist, is complete. If it exists and is not, it is replaced;
+        `is_complete` may raise to prevent that.
       name: of the work, if folders of several names are made in one place by turns; the folder's own if empty.
 
     Raises:

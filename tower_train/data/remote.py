@@ -37,11 +37,8 @@ class FetchError(Exception):
 
 
 def fetch(remote: RemoteFile, path: str | os.PathLike, timeout_secs: float = 15) -> None:
-    """Downloads a file to `path` and verifies it. Says so in a line, with a progress bar if stderr is a terminal.
-
-    Args:
-      path: its target, which is replaced. After a failure it holds nothing of use.
-      timeout_secs: time for which the server may be silent.
+    """Downloads a file to `path`, which is replaced, and verifies it. Says so in a line, with a progress bar if stderr
+    is a terminal. The server may be silent for timeout_secs.
 
     Raises:
       FetchError: no network, a server that answers late or wrongly, or an unexpected file.

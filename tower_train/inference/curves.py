@@ -70,13 +70,8 @@ def metric_names(*histories: Mapping[str, Sequence]) -> list[str]:
 
 
 def draw_curves(*train_dirs: str):
-    """Draws the loss of training and validation, and the metrics, of one or several runs.
-
-    Args:
-      train_dirs: the runs, which are named by the options in which they differ.
-
-    Returns:
-      A matplotlib Figure, which a notebook shows.
+    """Draws the loss of training and validation, and the metrics, of one or several runs, which are named by the
+    options in which they differ; returns a matplotlib Figure, which a notebook shows.
 
     Raises:
       RunError: a directory has no run.
@@ -110,7 +105,7 @@ def draw_curves(*train_dirs: str):
         figure.legend(handles, names, loc="outside upper left", frameon=False, ncols=len(panels))
         if metrics:
             figure.supxlabel(_NOTE, fontsize=7, color="#555555")
-    figure._repr_png_ = lambda: _png(figure)  # by which a notebook shows it, without pyplot
+    figure._repr_png_ = lambda: _drawn(figure, "png")  # by which a notebook shows it, without pyplot
     return figure
 
 
@@ -119,26 +114,21 @@ def _plain(text: str) -> str:
     return one_line(text).replace("$", r"\$")
 
 
-def _png(figure) -> bytes:
+def _drawn(figure, form: str, **options) -> bytes:
     file = io.BytesIO()
-    figure.savefig(file, format="png")
+    figure.savefig(file, format=form, **options)
     return file.getvalue()
 
 
 def save(figure, stem: str, endings: Sequence[str] = ENDINGS) -> str:
-    """Writes a figure to STEM.png and STEM.svg, also over earlier ones; returns a line that names the files.
-
-    Raises:
-      ConfigError: a file cannot be written.
-    """
+    """Writes a figure to STEM.png and STEM.svg, also over earlier ones; returns a line that names the files. Raises
+    ConfigError for a file that cannot be written."""
     import matplotlib
 
     paths = [pathlib.Path(stem + ending).absolute() for ending in endings]
     with matplotlib.rc_context(STYLE):
         for path, ending in zip(paths, endings, strict=True):
-            file = io.BytesIO()
-            figure.savefig(file, format=ending[1:], dpi=200, metadata=_METADATA[ending])
-            disk.write(path, file.getvalue())
+            disk.write(path, _drawn(figure, ending[1:], dpi=200, metadata=_METADATA[ending]))
     return f"Drawn:    {', '.join(map(str, paths))}"
 
 

@@ -37,15 +37,9 @@ def read(path: str) -> Content:
 
 
 def batches(path: str, content: Content, files, features: dict) -> Iterator[tuple[list[str], dict]]:
-    """Yields the names of some examples and the feed for them.
+    """Yields the names of some examples and the feed for the inputs of a serving.ServingGraph, `files` and `features`.
 
-    Args:
-      path: of the file.
-      content: from `read`.
-      files, features: the inputs of a serving.ServingGraph.
-
-    Raises:
-      DataError: an image that cannot be decoded or for a network that takes none, or arrays that do not fit.
+    Raises DataError for an image that cannot be decoded or for a network that takes none, or arrays that do not fit.
     """
     if isinstance(content, bytes):
         if files is None:

@@ -70,13 +70,8 @@ def serving_graph(run: saved_run.SavedRun, is_compiled: bool = False) -> Serving
 def open_run(
     options: RunOptions, workload: Workload | None = None, jit_compile: str = "never"
 ) -> tuple[ServingGraph, v1.Session]:
-    """Opens a session with the network of a run's checkpoint; the caller closes it. workload: None finds the run's.
-
-    Computes on the CPU and leaves GPUs to other processes.
-
-    Raises:
-      RunError: no run, no checkpoint, or one of another network.
-    """
+    """Opens a session with the network of a run's checkpoint, on the CPU; the caller closes it. Finds its workload
+    if it is None. Raises RunError for no run, no checkpoint, or one of another network."""
     placed = devices.place(DeviceOptions(device="cpu"))
     return opened(saved_run.read(options, workload), placed, placed.compiles(jit_compile))
 

@@ -45,15 +45,8 @@ def asks_for_help(argv: Sequence[str]) -> bool:
 def answer_help(
     argv: Sequence[str], fields: Fields, usage: str, most_used: Sequence[str] = (), defaults: Mapping[str, Any] = {}
 ) -> None:
-    """Prints --help and leaves if that is asked for: all options under the headings of their groups, as wide as the
-    terminal.
-
-    Args:
-      argv: the command line.
-      fields: all options by name.
-      usage: paragraphs, separated by empty lines.
-      most_used: names of options that come first, under a heading of their own.
-      defaults: {name: value}, instead of the options' own.
+    """Prints --help and leaves if that is asked for: the paragraphs of `usage`, the options most used, and all others
+    under the headings of their groups, as wide as the terminal. defaults: {name: value}, instead of the options' own.
     """
     if not asks_for_help(argv):
         return
@@ -95,12 +88,8 @@ def _help(field: dataclasses.Field, defaults: Mapping[str, Any]) -> str:
 def parse_values(
     argv: Sequence[str], fields: Fields, known_only: bool = False, files: list[str] | None = None
 ) -> dict[str, Any]:
-    """Returns the options {name: value} of a command line. Arguments and errors as `parse`.
-
-    Args:
-      fields: all options by name.
-      known_only: ignore unknown options and words that are no options.
-    """
+    """Returns the options {name: value} of a command line; files and errors as `parse`. known_only: ignore unknown
+    options and words that are no options."""
     read = flags.FlagValues()
     read.set_gnu_getopt(True)  # options may follow other words
     for name, field in fields.items():

@@ -16,18 +16,7 @@ from tower_train.workload import DataRequest, Examples, Workload
 v1 = tf.compat.v1
 
 FOLDER = "fashion-mnist"
-CLASS_NAMES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
+CLASS_NAMES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 _PREFIXES = {"train": "train", "test": "t10k"}
 _IMAGES, _LABELS = "{}-images-idx3-ubyte", "{}-labels-idx1-ubyte"
 _URL = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/"
