@@ -93,7 +93,7 @@ class Board:
       task: this process's.
       timeout_secs: longest duration of an exchange.
       start_id: worker -> id of its start; workers except the chief know their own.
-      pause: waits for so many seconds; raises WorkerError once a worker is missing.
+      pause: waits for so many seconds; WorkerError once a worker is missing.
     """
 
     def __init__(self, target: str, task: Task, timeout_secs: float, start_id: Callable, pause: Callable):

@@ -18,9 +18,7 @@ FOR_PROGRAM = "its program or its input: it has no gradients for this step"
 
 LOST_CONNECTION = tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError
 # Errors of a step in which another worker does not take part.
-LOST_WORKER = (
-    *LOST_CONNECTION, tf.errors.CancelledError, tf.errors.InternalError, tf.errors.FailedPreconditionError
-)  # fmt: skip
+LOST_WORKER = (*LOST_CONNECTION, tf.errors.CancelledError, tf.errors.InternalError, tf.errors.FailedPreconditionError)
 
 _AGREED = (WorkerState.TRAINING, WorkerState.DONE)
 _ENDED = (WorkerState.DONE, WorkerState.OVER, WorkerState.GONE)
@@ -30,17 +28,11 @@ _REACH_SECS = 1.0  # for a connection to one
 
 
 class FailureDetector:
-    """Decides from the workers' statuses who is missing. The chief watches all workers, the others the chief.
-
-    Args:
-      task: this process's.
-      policy: of all workers.
-      clock: returns seconds, as time.monotonic does.
-    """
+    """Decides from the workers' statuses who is missing. The chief watches all workers, the others the chief."""
 
     def __init__(self, task: Task, policy: Policy, clock: Callable[[], float] = time.monotonic):
         self._task, self._policy, self._clock, self._named = task, policy, clock, set()
-        self.statuses = (WorkerStatus(),) * len(task.hosts)  # as last read; who is not the chief knows the chief's only
+        self.statuses = (WorkerStatus(),) * len(task.hosts)  # as last read; workers know the chief's only
         self._last_heartbeats = [clock()] * len(task.hosts)
         self._began = self._last_reminder = clock()
         self._reached = [("", "", 0.0)] * len(task.hosts)  # (start, reason why it is not, when that was seen)
@@ -61,7 +53,7 @@ class FailureDetector:
             watched = mine.group or (() if self._policy.sizes else range(len(self.statuses)))
             watched = [] if mine.state in (WorkerState.DONE, WorkerState.OVER) else [i for i in watched if i]
         elif self.statuses[0].state is WorkerState.OVER and mine.state is WorkerState.STARTING:
-            return self._failure_to_start(0)  # that was an earlier training of both
+            return self._failure_to_start(0)  # what is over is an earlier training of both
         else:
             watched = [0] if self.statuses[0].state is not WorkerState.OVER else []
         return next(filter(None, (self._find_failure(i, mine) for i in watched)), None) or self._find_stall(mine)
@@ -125,8 +117,9 @@ class FailureDetector:
         if status.state in _ENDED and mine.waiting_secs > self._policy.worker_timeout_secs:
             return errors.WorkerError(
                 f"{name} has ended after step {status.step}, but step {mine.step + 1} waits for it. Let all workers do "
-                "as many steps.", errors.ConfigError.exit_status,
-            )  # fmt: skip
+                "as many steps.",
+                errors.ConfigError.exit_status,
+            )
         if not status.start_id or (may_come_back and self.is_silent(worker)):
             return self._failure_to_start(worker)
         if self.is_silent(worker):
@@ -165,7 +158,7 @@ class FailureDetector:
         if not (is_over or is_to_remind):
             return None
         why = reason_unreached(self._task.hosts[worker], _REACH_SECS)
-        # Who is reached by now may just have come; a heartbeat follows.
+        # a worker that is reached may just have come; its heartbeat follows
         if is_over and (why or secs > self._policy.start_timeout_secs + self._policy.worker_timeout_secs):
             what = f"has not started, or is not reached from here ({why})," if why else "has not started"
             return errors.WorkerError(f"{name} {what} for {secs:.0f} s. {self._policy.advice}", is_final=True)

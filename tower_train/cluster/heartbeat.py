@@ -18,21 +18,13 @@ from tower_train.cluster.task import Policy, Task
 
 WAITING_SECS = 0.1  # between heartbeats while nothing is trained
 _GRACE_SECS = 5  # for the step under way to end once its session is closed
-_SILENT_BEATS = 4  # after which a row is of a process that lives no more
+_SILENT_BEATS = 4  # after which the process of a row is dead
 _LEFT = (WorkerState.OVER, WorkerState.GONE, WorkerState.FAILED)
 
 
 class Heartbeat:
-    """A worker's status on the board, and the failure that ends it.
-
-    Workers except the chief write there once they know that no other process lives in their place.
-
-    Args:
-      task: this process's.
-      policy: of all workers.
-      target: the chief's server.
-      leave_at_once: ends the process if its step cannot be ended.
-    """
+    """A worker's status on the board, and the failure that ends it. target: the chief's server; leave_at_once: ends the
+    process if its step cannot be ended."""
 
     def __init__(self, task: Task, policy: Policy, target: str, leave_at_once: Callable[[errors.UserError], None]):
         self._task, self._policy, self._leave_at_once = task, policy, leave_at_once
@@ -45,7 +37,7 @@ class Heartbeat:
         self.is_to_resize = False  # the steps are to end since more workers could train along
         self.is_displaced = False  # another process lives in this one's place
         self._interval = min(1.0, policy.worker_timeout_secs / 10)  # between heartbeats, during training
-        # whether this worker's status is on the board: nobody else lives in its place
+        # whether this worker writes to the board; the others do once they know that nobody else lives in their place
         self.has_row, self._seen, self._seen_at = task.is_chief, None, 0.0
         self._changed, self._ended, self._freed = threading.Event(), threading.Event(), threading.Event()
         self._lock = threading.Lock()
@@ -169,7 +161,7 @@ class Heartbeat:
                 return
             with self._lock:
                 chief = self.status.chief
-                if self.status.state is WorkerState.STARTING or not chief:  # none is known to one that fails at once
+                if self.status.state is WorkerState.STARTING or not chief:  # who fails at once knows none yet
                     chief = self.status.start_id if self._task.is_chief else self.detector.statuses[0].start_id
                 self.status = dataclasses.replace(self.status, heartbeat=self.status.heartbeat + 1, chief=chief)
                 status = self.status
@@ -194,7 +186,7 @@ class Heartbeat:
 
     def _release(self) -> None:
         """Frees a step that waits for a missing worker; ends the process if that does not help."""
-        for _ in range(3):  # the others read from the chief who is missing, and would else miss the chief
+        for _ in range(3):  # the others learn from the chief who is missing
             self._exchange()
             time.sleep(self._interval / 2)
         if self.session:

@@ -73,11 +73,12 @@ class Membership:
         # all towers are done: the all-reduce between this process's devices hangs, and nothing else can free it
         averages = what == failures.FOR_AVERAGING and len(self.devices.towers) > 1
         if averages and seconds > self._policy.worker_timeout_secs:
-            self._leave_at_once(errors.WorkerError(
-                f"The step under way waits for {what}, though all towers are done: {', '.join(self.devices.names)} "
-                f"have not averaged for {seconds:.0f} s. The same command goes on from the last checkpoint; if that "
-                "happens again, try --all_reduce=collective or --variable_update=cpu."
-            ))  # fmt: skip
+            late = f"{', '.join(self.devices.names)} have not averaged for {seconds:.0f} s"
+            error = errors.WorkerError(
+                f"The step under way waits for {what}, though all towers are done: {late}. The same command goes on "
+                "from the last checkpoint; if that happens again, try --all_reduce=collective or --variable_update=cpu."
+            )
+            self._leave_at_once(error)
 
     @contextlib.contextmanager
     def failures_named(self) -> Iterator[None]:
@@ -154,17 +155,18 @@ class WorkerMembership(Membership):
 
     def note_stall(self, what, seconds):
         if what != failures.BETWEEN_STEPS or not self.task.is_chief:  # which saves and evaluates there
-            unreached = (
-                self._heartbeat.status.unreached if self._heartbeat.status.stalled else self._heartbeat.unreached()
-            )
+            status = self._heartbeat.status  # looked up once in a stall, as that takes a while
+            unreached = status.unreached if status.stalled else self._heartbeat.unreached()
             self._heartbeat.note(stalled=what, stalled_secs=seconds, unreached=unreached)
 
     def failure_behind(self, error):
         if failures.is_of_sizes(error) and not self._heartbeat.failure:
-            self._heartbeat.fail(errors.ConfigError(
-                f"{self.task.name(self.task.index)} and another worker give tensors of different sizes to one "
-                f"operation between them ({errors.reason(error)}). Give it the same shape in all workers."
-            ))  # fmt: skip
+            self._heartbeat.fail(
+                errors.ConfigError(
+                    f"{self.task.name(self.task.index)} and another worker give tensors of different sizes to one "
+                    f"operation between them ({errors.reason(error)}). Give it the same shape in all workers."
+                )
+            )
         if isinstance(error, failures.LOST_WORKER):
             self._heartbeat.explain(error)
         return self._heartbeat.note_failure() or error
@@ -187,7 +189,7 @@ class WorkerMembership(Membership):
         self._heartbeat.tell(state=WorkerState.OVER, stopped_by=agreed, next_group=next_group)
         self._wait_for_others(WorkerState.GONE)
         if agreed != RESIZED:
-            # Who was told to end stays away; None: the one that is lost has ended the run.
+            # workers that were told to end stay away; None: a lost worker has ended the run
             self._tell_latecomers(may_return=agreed not in (*LEAVING, None))
         return agreed
 
@@ -213,7 +215,8 @@ class WorkerMembership(Membership):
 
     def resized(self) -> errors.WorkerError:
         """Returns the error by which a worker restarts itself after it has left because of RESIZED."""
-        leaving, waiting = sorted(self._rendezvous.leaving), self._waiting() if self.task.is_chief else []
+        leaving = sorted(self._rendezvous.leaving)
+        waiting = self._detector.ready(self._heartbeat.status) if self.task.is_chief else []
         names = ", ".join(map(self.task.name, leaving or waiting))
         what = "was told to end" if leaving else "waits for a place"
         why = f"{names} {what}" if names else "the chief goes on with other workers"
@@ -221,7 +224,7 @@ class WorkerMembership(Membership):
         return errors.WorkerError(text, environment=self._heartbeat.next_start().environment())
 
     def _check_address(self) -> None:
-        """Raises ConfigError if this worker's address leads to another process or machine; says it if to none."""
+        """Raises ConfigError if this worker's address leads to another process or machine; reports it if to none."""
         index, start_id = self.task.index, self._heartbeat.status.start_id
         host, timeout_ms = self.task.hosts[index], round(1000 * min(2.0, self._policy.worker_timeout_secs))
         config = v1.ConfigProto(device_filters=[f"/job:worker/task:{index}"], operation_timeout_in_ms=timeout_ms)
@@ -249,10 +252,6 @@ class WorkerMembership(Membership):
                 "this one another --task_index."
             )
 
-    def _waiting(self) -> list[int]:
-        """Returns the tasks that wait for a place, in the chief."""
-        return self._detector.ready(self._heartbeat.status)
-
     def _take_place(self, group) -> None:
         """Makes `devices` those of this task's place in a group of tasks."""
         worker = group.index(self.task.index)
@@ -262,22 +261,17 @@ class WorkerMembership(Membership):
         """Returns, in the chief, when all others are in one of these states, have failed, or are missing."""
         while any(
             self._detector.statuses[i].state not in states and not self._detector.is_gone(i, self._heartbeat.status)
-            for i in self._heartbeat.status.group if i
-        ):  # fmt: skip
+            for i in self._heartbeat.status.group
+            if i
+        ):
             time.sleep(WAITING_SECS)
 
 
 def join(task: Task, devices: Devices, policy: Policy, leave_at_once: LeaveAtOnce) -> Membership:
-    """Makes this process a member of its cluster; for several workers, starts its server.
+    """Makes this process a member of its cluster; for several workers, starts its server (RunError if that fails).
 
-    Args:
-      task: this process's.
-      devices: those of a process by itself.
-      policy: of all workers, for those that are missing.
-      leave_at_once: called if a step cannot be ended: it waits for a missing worker, or for an all-reduce.
-
-    Raises:
-      RunError: the server cannot be started.
+    devices: those of a process by itself; leave_at_once: called if a step cannot be ended, as it waits for a missing
+    worker or for an all-reduce.
     """
     return (Membership if task.is_alone else WorkerMembership)(task, devices, policy, leave_at_once)
 

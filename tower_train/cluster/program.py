@@ -1,4 +1,4 @@
-"""A program with its own session, as one worker of a cluster: its rank, its devices, its end."""
+"""Programs with a session of their own as workers of a cluster: their rank, their devices, their end."""
 
 import atexit
 import contextlib
@@ -35,25 +35,21 @@ _current: "Cluster | None" = None
 class Cluster:
     """This process among the workers that train together.
 
-    Attributes:
-      rank, size: this worker's index, from 0, and the number of workers; worker 0 is the chief.
-      local_rank, local_size: the same among the workers of this machine, those with one host name.
-      is_chief: whether this worker logs and saves.
-      target: the master for this worker's sessions: v1.train.MonitoredTrainingSession(master=cluster.target, ...).
-      devices: device strings for the towers of this worker, such as ('/gpu:0', '/gpu:1').
+    It joins the cluster of its task and waits until all workers have; arguments and errors as for `init`.
     """
 
     def __init__(self, task: Task, placed: devices.Devices, policy: Policy, stall_timeout_secs: float):
-        """Joins the cluster of a task and waits until all workers have; arguments and errors as for `init`."""
-        self.rank, self.size, self.is_chief = task.index, len(task.hosts), task.is_chief
-        self.local_rank, self.local_size = task.local
+        self.rank, self.size = task.index, len(task.hosts)  # this worker's index, from 0, and the number of workers
+        self.is_chief = task.is_chief  # worker 0, which logs and saves
+        self.local_rank, self.local_size = task.local  # among the workers of this machine, those with one host name
         self._is_in_main = threading.current_thread() is threading.main_thread()
         self._is_interrupting = False
         if self._is_in_main and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a script's job in the background
             signal.signal(signal.SIGINT, self._ignore)  # still ignored, but for `_interrupt`
         self.membership = membership.join(task, placed, policy, self._interrupt)
-        self.target, self.devices = self.membership.target, placed.towers
-        # In the names of this worker's devices; sessions outside of the cluster, which would wait for ever, refuse it.
+        self.target = self.membership.target  # for sessions: v1.train.MonitoredTrainingSession(master=cluster.target)
+        self.devices = placed.towers  # strings, such as ('/gpu:0', '/gpu:1')
+        # in the names of this worker's devices; sessions outside of the cluster, which would wait for ever, refuse it
         self.device = f"/job:worker/replica:0/task:{task.index}"
         self.counts = [0, 0]  # how often gradients arrived to be averaged, and how often their means were there
         self._is_open, self._ended = True, threading.Event()
@@ -76,7 +72,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def operations(self, meaning: Mapping[str, str]) -> Iterator[None]:
-        """Makes operations between workers within this block, which run once all mean the same by their names: {name of
+        """Makes operations between workers within this block. They run once all workers have the same meaning: {name of
         what is sent: its dtype and shape}."""
         keys = Keys.of(v1.get_default_graph())
         keys.meaning |= meaning
@@ -84,8 +80,8 @@ class Cluster:
             yield
 
     def shutdown(self, error: BaseException | None = None) -> None:
-        """Leaves the cluster, for good, as Python does at a program's end: waits until all have ended, which raises the
-        WorkerError of one that fails, or tells them of an error."""
+        """Leaves the cluster for good: waits until all have ended (WorkerError if one fails), or tells them of an
+        error. Python calls it at a program's end."""
         if not self._is_open:
             return
         self._is_open = False
@@ -102,7 +98,7 @@ class Cluster:
             self.membership.__exit__(type(error) if error else None, error, None)
 
     def _interrupt(self, error: errors.UserError) -> None:
-        """Lets the program, in another thread, get a KeyboardInterrupt that stands for an error, also from a step."""
+        """Raises a KeyboardInterrupt in the program's main thread, also in a step; it stands for an error."""
         self._is_interrupting = True
         # Only the program knows the session whose step waits. TensorFlow closes none in whose step tensors of several
         # workers differ in size, and nothing else ends that step.
@@ -132,7 +128,7 @@ class Cluster:
         return [each for each in sessions if each.sess_str == target and each.graph is not board_graph]
 
     def _watch(self, stall_timeout_secs: float) -> None:
-        """Tells the others, in a thread, how many means there were, and what this worker has waited for since."""
+        """Tells the others, in a thread, how many means there were, and what this worker waits for since."""
         counts, since, is_over = self.counts[:], time.monotonic(), False
         while not is_over:  # the last look is after the end, to tell the others
             is_over = self._ended.wait(_LOOK_SECS)
@@ -147,12 +143,16 @@ class Cluster:
 
 
 def init(
-    num_gpus: int | None = None, gpus: tuple[int, ...] | None = None, worker_timeout_secs: float = 30.0,
-    start_timeout_secs: float = 1800.0, stall_timeout_secs: float = 1800.0, task: Task | None = None,
+    num_gpus: int | None = None,
+    gpus: tuple[int, ...] | None = None,
+    worker_timeout_secs: float = 30.0,
+    start_timeout_secs: float = 1800.0,
+    stall_timeout_secs: float = 1800.0,
+    task: Task | None = None,
     placed: devices.Devices | None = None,
-) -> Cluster:  # fmt: skip
-    """Makes this process a worker of its cluster, and waits until all are there. To be called before anything else that
-    uses a device; later calls return the same Cluster.
+) -> Cluster:
+    """Makes this process a worker of its cluster, and waits until all are there. Call it before anything else that uses
+    a device; later calls return the same Cluster.
 
     TF_CONFIG or Slurm's variables say which worker it is; without them it is alone, in a cluster of size 1. By default
     the workers of one machine divide its GPUs among them. A worker that dies or sends no heartbeats is named by the
@@ -194,11 +194,8 @@ def current() -> Cluster:
 
 @functools.cache
 def leave_by_status() -> None:
-    """Lets a program that an uncaught UserError ends leave with that one's status, from now on.
-
-    The cluster is told of the error and explains it; one that names a worker or an option becomes one line. At its end
-    the process leaves when all others do.
-    """
+    """Makes an uncaught UserError end the program with the error's status, in one line if it names a worker or an
+    option; the cluster is told of it and explains it. A program that ends waits for the others."""
     before = sys.excepthook
 
     def explain(kind, error, trace):
@@ -227,7 +224,7 @@ def leave_by_status() -> None:
 
 
 def _explained(error: BaseException, cluster: Cluster) -> BaseException:
-    """Returns the error behind one of TensorFlow's: of a session outside of the cluster, or of another worker."""
+    """Returns the error behind one of TensorFlow's: a session outside of the cluster, or another worker's failure."""
     text = error.message if isinstance(error, tf.errors.InvalidArgumentError) else ""
     if cluster.target and "/job:worker" in text and "/job:localhost" in text:  # operations of Cluster.device
         return errors.ConfigError(
@@ -240,7 +237,7 @@ def _explained(error: BaseException, cluster: Cluster) -> BaseException:
 
 
 def _device_options(task: Task, num_gpus: int | None, gpus: tuple[int, ...] | None) -> DeviceOptions:
-    """Asks for this worker's share of its machine's GPUs by default."""
+    """Returns the options of `init`, by default this worker's share of its machine's GPUs."""
     if gpus is not None:
         return DeviceOptions(num_gpus=num_gpus, gpus=tuple(gpus) or None, device="auto" if gpus else "cpu")
     here = len(tf.config.list_physical_devices("GPU"))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from tower_train import errors
 from tower_train.options import rules
 
-_SLURM_PORT = 8888  # of a node's first task, as of TensorFlow's SlurmClusterResolver
+_SLURM_PORT = 8888  # of a node's first task, as in TensorFlow's SlurmClusterResolver
 _RANGE = r"([0-9]{1,5})(?:-([0-9]{1,5}))?"  # 1 or 1-2
 _JOBS = ("chief", "master", "worker")  # of TF_CONFIG, in the order in which their tasks are counted
 _RESTART = (
@@ -54,9 +54,9 @@ class Policy:
 
     worker_timeout_secs: float  # without a heartbeat, after which a worker that had started is missing
     start_timeout_secs: float  # after which a worker that has not started is missing
-    waits: bool = False  # before the first step, for absent workers without a limit
-    sizes: tuple[int, int] | None = None  # least and most of an elastic cluster, which goes on without lost ones
-    next_step: str | None = None  # advice after a failure; None: that of a run
+    waits: bool = False  # before the first step, without a limit
+    sizes: tuple[int, int] | None = None  # least and most workers of an elastic cluster
+    next_step: str | None = None  # advice after a failure; None: as for a run
 
     @property
     def advice(self) -> str:
@@ -66,32 +66,16 @@ class Policy:
 
 
 def find_task(worker_hosts: str | None, task_index: int | None) -> Task:
-    """Finds this process's task: --worker_hosts, else TF_CONFIG, else Slurm's variables, else a process by itself.
-
-    Slurm's tasks are assumed to be laid out in blocks: as many as a node has, node after node.
-
-    Args:
-      worker_hosts: host:port of all workers, joined by commas.
-      task_index: this process's index among them.
-
-    Raises:
-      ConfigError: the description of the task contradicts itself.
-    """
+    """Finds this process's task: by --worker_hosts (host:port of all workers, joined by commas) and --task_index, else
+    by TF_CONFIG, else by Slurm's variables, else a process by itself. ConfigError if these contradict themselves."""
     if worker_hosts:
         return Task(tuple(worker_hosts.split(",")), task_index)
     return _from_tf_config() or _from_slurm() or Task(("localhost",), 0)
 
 
 def from_jobs(jobs: Mapping[str, Sequence[str]], kind: str, index: int) -> Task:
-    """Finds a task in the cluster of TF_CONFIG, in which the chief comes before the workers, and no evaluator trains.
-
-    Args:
-      jobs: host:port of all tasks, by kind.
-      kind, index: of this process's task.
-
-    Raises:
-      ConfigError: there are other kinds, hosts are not as they must be, or there is no such task.
-    """
+    """Finds a task, by its kind and index, in the cluster of TF_CONFIG: {kind: host:port of its tasks}. The chief comes
+    before the workers, and no evaluator trains. ConfigError for other kinds, bad hosts, or if there is no such task."""
     if others := sorted(job for job, hosts in jobs.items() if hosts and job not in (*_JOBS, "evaluator")):
         raise errors.ConfigError(
             f"TF_CONFIG has the job {others[0]!a:.200}, for which there is no use here. Use chief and worker only."
@@ -142,6 +126,7 @@ def _from_slurm() -> Task | None:
         raise errors.ConfigError(
             f"Slurm's variables cannot be understood: {str(error)!a:.200}. Give --worker_hosts and --task_index."
         ) from None
+    # as srun lays tasks out by default: as many as a node has, node after node
     places = [(node, _SLURM_PORT + i) for node, count in zip(nodes, counts, strict=True) for i in range(count)]
     here = variable("SLURMD_NODENAME", places[index][0])
     if places[index][0] != here:

@@ -55,24 +55,22 @@ def _read(variable: tf.Variable, plain: Callable, *args, **kwargs) -> tf.Tensor:
     return plain(*args, **kwargs)
 
 
-def begin_tower(decays: Sequence[tf.Tensor]) -> None:
-    """Empties the collections for another tower, except the values of the variables' regularizers."""
-    # else a tower would collect the losses of the one before once more
-    for name in _COLLECTIONS:
-        v1.get_collection_ref(name)[:] = []
-    v1.get_collection_ref(_COLLECTIONS[0])[:] = decays
-
-
 @contextlib.contextmanager
-def variables_of_tower(collections: Mapping[str, Sequence[str]]) -> Iterator[Callable[[str, tf.Variable], None]]:
-    """Lets collections hold the variables, or their copies, that this tower has asked for, as in the first tower.
+def collections_of_tower(
+    decays: Sequence[tf.Tensor], collections: Mapping[str, Sequence[str]]
+) -> Iterator[Callable[[str, tf.Variable], None]]:
+    """Lets collections hold the losses, and the variables or their copies, of this tower only.
 
     Args:
+      decays: the values of the variables' regularizers, which all towers share.
       collections: {variable's name: the collections in which it was created}.
 
     Yields:
       A function that notes a variable for which the tower has asked, by the original's name.
     """
+    # else a tower would collect the losses of the one before once more
+    for name in _COLLECTIONS:
+        v1.get_collection_ref(name)[:] = decays if name == _COLLECTIONS[0] else []
     # tf.compat.v1.layers, and slim's, collect a regularizer's value only for a variable that was not there before
     all_names = v1.get_default_graph().get_all_collection_keys()
     before = {name: v1.get_collection(name) for name in {v1.GraphKeys.GLOBAL_VARIABLES, *all_names}}

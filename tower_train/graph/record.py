@@ -1,7 +1,6 @@
 """The records of a built training graph, by which run/ trains it."""
 
 import dataclasses
-import functools
 import math
 from typing import NamedTuple
 
@@ -12,8 +11,6 @@ from tower_train.graph.layout import Layout
 from tower_train.graph.order import Choice
 from tower_train.graph.step_plan import StepPlan
 from tower_train.graph.stream import Stream
-
-v1 = tf.compat.v1
 
 
 class StepReport(NamedTuple):
@@ -87,13 +84,6 @@ class TrainingGraph:
     compared: Compared
     choice: Choice | None  # of hard examples, to be made between two steps; None if all are trained on
     notes: tuple[str, ...]  # for the log
-
-    @functools.cached_property
-    def begin(self) -> tf.Operation:
-        """Begins a session in which the saved variables have values: their copies, tables, the stream."""
-        # made on first use, and so before the graph is final; a second session uses the same operation
-        with self.graph.as_default():
-            return tf.group(v1.local_variables_initializer(), v1.tables_initializer(), self.stream.initializer)
 
     @property
     def layout(self) -> Layout:

@@ -103,10 +103,18 @@ class Replica:
             ]
             return [tf.add_n(values) / len(values) for values in zip(*values_of_towers, strict=True)]
 
-    def receive(self, mean_grads: GradientsAndVariables, loss: tf.Tensor, statistics: Sequence[tf.Tensor]) -> None:
-        """Takes the means over all replicas: gradients with the originals, the loss, the statistics' values."""
-        self.mean_grads = [(grad, self.variables.local_copy(original)) for grad, original in mean_grads]
+    def receive(
+        self, mean_grads: GradientsAndVariables, loss: tf.Tensor, statistics: Sequence[tf.Tensor], limit: float
+    ) -> None:
+        """Takes the means over all replicas: gradients with the originals, the loss, the statistics' values. Adds the
+        regularizers' gradients, once a variable, and clips the sums (limit 0: none)."""
         self.loss, self.moving = loss, self._means_of_calls(statistics)
+        grads = [(grad, self.variables.local_copy(original)) for grad, original in mean_grads]
+        # those within a tower's loss would count twice; by `is`, as == between tensors makes an operation
+        decays = [decay for decay in self.variables.decays if not any(decay is each for each in self._contained)]
+        with self.here():
+            self.regularization, decayed = gradients.add_regularizers(grads, decays)
+            self.mean_grads = gradients.clip(decayed, limit) if limit else decayed
 
     def _means_of_calls(self, means: Sequence[tf.Tensor]) -> list[Statistic]:
         """Returns one statistic per moving variable, from the means over towers of each call of its layer."""
@@ -121,14 +129,6 @@ class Replica:
             else calls[0]
             for calls in by_variable.values()
         ]
-
-    def finish_gradients(self, clip_gradients: float) -> None:
-        """Adds the regularizers' gradients to the mean ones, once a variable, and clips them (0: no limit)."""
-        # those within a tower's loss would count twice; by `is`, as == between tensors makes an operation
-        decays = [decay for decay in self.variables.decays if not any(decay is each for each in self._contained)]
-        with self.here():
-            self.regularization, decayed = gradients.add_regularizers(self.mean_grads, decays)
-            self.mean_grads = gradients.clip(decayed, clip_gradients) if clip_gradients else decayed
 
 
 def make_replicas(devices: Sequence[str], is_compiled: bool) -> list[Replica]:
@@ -156,8 +156,7 @@ def average(replicas: Sequence[Replica], all_reduce: AllReduce, clip_gradients: 
     values = all_reduce.mean([replica.average_values(votes) for replica in replicas])
     originals = [variable for _, variable in local[0]]
     for replica, grads, (loss, *rest) in zip(replicas, means, values, strict=True):
-        replica.receive(list(zip(grads, originals, strict=True)), loss, rest[len(votes) :])
-        replica.finish_gradients(clip_gradients)
+        replica.receive(list(zip(grads, originals, strict=True)), loss, rest[len(votes) :], clip_gradients)
     first = replicas[0]
     with first.here():
         loss = first.loss + first.regularization

@@ -22,14 +22,15 @@ def opened(
       set_variables: gives all variables their values, such as a checkpoint's; None for initial ones.
       target: the server of this worker; empty for a process by itself.
     """
-    begin, initializers = built.begin, [variable.initializer for variable in built.saved.variables]
+    with built.graph.as_default():
+        begin = tf.group(v1.local_variables_initializer(), v1.tables_initializer(), built.stream.initializer)
     # Not as the default session: a program may have the loop over the steps, and is not to find itself in this graph.
     session = v1.Session(target, built.graph, built.plan.session_config)
     try:
         if set_variables:
             set_variables(session)
         else:
-            session.run(initializers)
+            session.run([variable.initializer for variable in built.saved.variables])
         # After that, so that copies have the variables' values and the stream starts at the position that these tell.
         session.run(begin)
         yield session

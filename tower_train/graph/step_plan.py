@@ -22,7 +22,7 @@ class StepPlan:
 
     workload: Workload  # with the network and the loss that are trained
     examples: Examples
-    config: Config  # without `auto`, and with a value for what None left open; parts of the graph get values of it
+    config: Config  # settled: `auto` and None only for what is not used; parts of the graph get values of it
     layout: Layout
     transfer: Transfer
     all_reduce: str  # kind of all-reduce between copies of the variables
@@ -53,9 +53,14 @@ def plan_step(workload: Workload, examples: Examples, config: Config, devices: D
             "option is for several workers, or for --variable_update=mirrored with several towers."
         )
     workload = _with_smooth_labels(workload.for_examples(examples), config.label_smoothing)
+    end = config.last_step(examples.num_examples) * layout.global_batch
+    is_compiled = config.jit_compile == "always"
+    transfer = choose_transfer(config.augment_on, workload, examples, layout.devices, end, is_compiled)
     # From here on there is one value where the options leave a choice: examples per tower or in all, steps or epochs.
     settled = dataclasses.replace(
         config,
+        device="gpu" if devices.gpus else "cpu",
+        augment_on="device" if transfer.augments_on_devices else "host",
         num_gpus=len(layout.devices),
         batch_size=layout.tower_batch,
         global_batch_size=None,
@@ -63,13 +68,12 @@ def plan_step(workload: Workload, examples: Examples, config: Config, devices: D
         epochs=None,
         weight_decay=config.decay,
     )
-    end = settled.max_steps * layout.global_batch
     return StepPlan(
         workload,
         examples,
         settled,
         layout,
-        choose_transfer(config.augment_on, workload, examples, layout.devices, end, config.jit_compile == "always"),
+        transfer,
         config.all_reduce or "collective",
         class_weights.parse(config.class_weight, examples),
         devices.session_config,

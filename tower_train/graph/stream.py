@@ -159,6 +159,7 @@ class _Reader:
     def _part(self, position: tf.Tensor, batch: tuple[Tensors, Tensors] | None = None) -> tuple[Tensors, Tensors]:
         # no device: placements slow an input function down
         draws = self._make_draws(position, self.part_size, device=None)
+        # draws.indices: the examples at these positions, in the order that `order` gives
         features, labels = self._fetch(draws.indices) if batch is None else batch
         if not self._transfer.augments_on_devices:
             features, labels = _preprocess(self._workload, features, labels, draws)

@@ -14,6 +14,7 @@ from tower_train.graph import context, xla
 from tower_train.graph.draws import Draws
 from tower_train.graph.getters import seeded, variable_dtype
 from tower_train.graph.layout import Tower
+from tower_train.graph.step_plan import StepPlan
 from tower_train.graph.variables import Variables
 from tower_train.measures import classification_metrics, softmax_cross_entropy
 from tower_train.workload import Workload
@@ -21,32 +22,21 @@ from tower_train.workload import Workload
 v1 = tf.compat.v1
 
 
-@dataclasses.dataclass(frozen=True)
-class TowerScope:
-    """The scope in which the towers of a step are built."""
-
-    context: context.Context  # of this worker's first tower; each tower's is made from it
-    seed: int  # of initial weights, and of the layers' random numbers
-    tower_batch: int
-    examples_seen: tf.Tensor  # the position of the step
-    is_compiled: bool  # by XLA
-
-    @contextlib.contextmanager
-    def enter(
-        self, tower: Tower, variables: Variables, batch: Tensors, position: tf.Tensor
-    ) -> Iterator[context.Context]:
-        """Builds a tower within this block: on its device, in its name scope, on these variables, with random numbers
-        by the position of its batch."""
-        # by the position in the stream, never by the tower: N towers draw what one draws
-        draws = Draws(self.seed, position, self.tower_batch, self.examples_seen)
-        inputs = tf.nest.flatten(batch, expand_composites=True)
-        with (
-            variables.tower(tower, seeded(self.seed)),
-            xla.compiled(self.is_compiled, tower.device),
-            self.context.enter_tower(tower.index, draws, tower.turn, inputs) as entered,
-            normalization.over_towers(),  # tf.nn.moments and the like too, if they normalise a tower's batch
-        ):
-            yield entered
+@contextlib.contextmanager
+def tower_scope(
+    plan: StepPlan, first: context.Context, tower: Tower, variables: Variables, batch: Tensors, draws: Draws
+) -> Iterator[context.Context]:
+    """Builds a tower within this block: on its device, in its name scope, on these variables, with these random
+    numbers.
+    first: the context of this worker's first tower, from which this tower's is made."""
+    inputs = tf.nest.flatten(batch, expand_composites=True)
+    with (
+        variables.tower(tower, seeded(plan.config.seed)),
+        xla.compiled(plan.is_compiled, tower.device),
+        first.enter_tower(tower.index, draws, tower.turn, inputs) as entered,
+        normalization.over_towers(),  # tf.nn.moments and the like too, if they normalise a tower's batch
+    ):
+        yield entered
 
 
 def tower_outputs(workload: Workload, features: Tensors, dtype: tf.DType, training: bool) -> Tensors:

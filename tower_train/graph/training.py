@@ -6,6 +6,7 @@ from tower_train.graph import outputs, xla
 from tower_train.graph.collectives import AllReduce
 from tower_train.graph.context import Context
 from tower_train.graph.devices import HOST
+from tower_train.graph.draws import Draws
 from tower_train.graph.loss_scale import LossScale
 from tower_train.graph.optimizers import Optimizers
 from tower_train.graph.order import choose_order
@@ -14,7 +15,7 @@ from tower_train.graph.replica import average, built_towers, make_replicas
 from tower_train.graph.schedule import learning_rate
 from tower_train.graph.step_plan import StepPlan
 from tower_train.graph.stream import Stream, training_stream
-from tower_train.graph.towers import TowerScope, tower_loss
+from tower_train.graph.towers import tower_loss, tower_scope
 from tower_train.graph.update import Counters, prepare_update, update_if_finite
 
 v1 = tf.compat.v1
@@ -26,19 +27,26 @@ def build_step(plan: StepPlan) -> TrainingGraph:
     Raises GraphError if the network breaks a rule of the towers, ConfigError for an option that is useless for it.
     """
     config, layout = plan.config, plan.layout
-    with tf.Graph().as_default() as graph, tf.device(HOST), xla.compiling(plan.is_compiled, plan.session_config):
+    with tf.Graph().as_default() as graph, tf.device(HOST):
         counters = Counters(layout.global_batch, plan.examples.num_examples)  # the run's place, in its checkpoints
         stream = _open_stream(plan, counters.examples_seen)  # batches of all towers, and their examples' positions
         rate = learning_rate(config, plan.examples.num_examples, counters.examples_seen)
         scale = LossScale(plan.dtype)  # 1 except for float16
         replicas = make_replicas(layout.replicas, plan.is_compiled)  # one on the host, or one on each tower's device
-        scope = _tower_scope(plan, counters)
+        shared = Context(  # by all towers: their layers know how many there are
+            towers=len(layout.devices) * layout.num_workers,
+            by_tower=config.batch_norm == "tower",
+            epochs_seen=counters.epochs_seen,
+        )
 
         for tower, batch, position in zip(layout.towers, stream.batches, stream.positions, strict=True):
             replica = replicas[tower.replica]
             if tower.turn:  # so that the activations of one batch at a time are in a device's memory
                 batch, position = replica.after_last_tower((batch, position))
-            with scope.enter(tower, replica.variables, batch, position) as context:  # device, names, draws, XLA
+            # by the position in the stream, never by the tower: N towers draw what one draws
+            draws = Draws(config.seed, position, layout.tower_batch, counters.examples_seen)
+            with tower_scope(plan, shared, tower, replica.variables, batch, draws) as context:  # device, names, XLA
+                # the last tower's logits stand for all in the checks below
                 logits, loss = tower_loss(plan.workload, *batch, plan.dtype, plan.class_weights)
                 stream.order.note_losses(logits, batch[1])
                 replica.add(context, loss, scale)  # and its gradients
@@ -51,13 +59,15 @@ def build_step(plan: StepPlan) -> TrainingGraph:
         optimizers = Optimizers(config, rate, counters.epochs_seen)
         parts = [
             # all towers' contexts share one dict of groups, which their layers have filled
-            prepare_update(replica, optimizers, scope.context.param_groups, config.ema, counters.global_step)
+            prepare_update(replica, optimizers, shared.param_groups, config.ema, counters.global_step)
             for replica in replicas  # from the same means, so that all copies stay the same to the bit
         ]
         parts += stream.order.prepare_update(counters.examples_seen.read_value(), layout.offsets, all_reduce.gather)
         skips = config.on_nonfinite == "skip"
         # finite.op, a conditional, is the step
         finite = update_if_finite(replicas, mean, parts, counters, scale, skips, when=stream.renewed)
+        if plan.is_compiled:
+            xla.prepare(graph, plan.session_config)
 
         counting, progress = outputs.progress(plan, stream, towers)
         return TrainingGraph(
@@ -84,14 +94,3 @@ def _open_stream(plan: StepPlan, examples_seen: tf.Variable) -> Stream:
     order = choose_order(config.keep_hardest, plan.workload, plan.examples, config.seed, layout.global_batch)
     with v1.name_scope("input"):
         return training_stream(plan.workload, plan.examples, config.seed, examples_seen, layout, plan.transfer, order)
-
-
-def _tower_scope(plan: StepPlan, counters: Counters) -> TowerScope:
-    """Returns the scope in which all towers are built."""
-    layout = plan.layout
-    context = Context(
-        towers=len(layout.devices) * layout.num_workers,
-        by_tower=plan.config.batch_norm == "tower",
-        epochs_seen=counters.epochs_seen,
-    )
-    return TowerScope(context, plan.config.seed, layout.tower_batch, counters.examples_seen, plan.is_compiled)

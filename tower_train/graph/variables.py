@@ -47,10 +47,9 @@ class Variables:
             self._copy_network(self._originals.by_name)
         originals = self._originals or self
         self.trained_originals = v1.trainable_variables()  # tower 0's; the collection will hold copies
-        collected.begin_tower(self.decays)
         with (
             _explained(),
-            collected.variables_of_tower(originals.collections) as note,
+            collected.collections_of_tower(self.decays, originals.collections) as note,
             contextlib.ExitStack() as scopes,
         ):
 

@@ -5,7 +5,6 @@ An operation that is left out in the middle of a tower splits its cluster.
 """
 
 import contextlib
-from collections.abc import Iterator
 
 import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
@@ -37,16 +36,6 @@ def leave_out_other_devices(graph: tf.Graph) -> None:
     for op in graph.get_operations():
         if op.node_def.attr[_MARK].b and not op.node_def.attr[_PART].s.decode().endswith(f" {_canonical(op.device)}"):
             op._set_attr(_MARK, AttrValue(b=False))
-
-
-@contextlib.contextmanager
-def compiling(wanted: bool, session_config: tf.compat.v1.ConfigProto) -> Iterator[None]:
-    """Prepares a session, and at the end of the block the default graph, for XLA if wanted."""
-    if wanted:
-        leave_to_xla(session_config)
-    yield
-    if wanted:
-        leave_out_other_devices(tf.compat.v1.get_default_graph())
 
 
 def _canonical(device: str) -> str:

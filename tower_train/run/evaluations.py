@@ -61,6 +61,7 @@ class Evaluations:
         # an evaluation may have failed, been interrupted, or its checkpoint could not be saved
         config, paths = self._config, checkpoint.existing(self._run_dir.path)
         recorded = [record["step"] for record in self._run_dir.records().values() if is_evaluation(record)]
+        # 0: before the first evaluation that was due; without evaluations in the last start, none is owed
         intervals = {0, *(each // was_every for each in recorded)} if was_every else ()
         for path in paths if was_every else ():
             if (interval := checkpoint.saved_step(path) // was_every) not in intervals:
@@ -95,6 +96,7 @@ class Evaluations:
                 f"*** {examples.name} has {len(examples.class_names)} classes, and the network does not give one "
                 "output for each: there is no confusion matrix, and an export has no probabilities."
             )
+        # once, and not what the training has said already
         notices = dict.fromkeys(each.examples.notice for each in self._evaluators.values())
         return lines + [f"*** {notice}" for notice in notices if notice not in (None, self._trained_on.notice)]
 
@@ -141,7 +143,7 @@ class Evaluations:
         record = {"step": evaluation.step, "epoch": examples / self._trained_on.num_examples}
         for prefix, split in ((OF_EVALUATION, self._split), ("train_", TRAIN)):
             for name, metric in self._last[split].metrics.items():
-                record[prefix + name] = metric.mean if math.isfinite(metric.mean) else None
+                record[prefix + name] = metric.mean if math.isfinite(metric.mean) else None  # JSON has no NaN
         return record
 
     def _write_curves(self, split: str, beside: str, prefix: str) -> None:

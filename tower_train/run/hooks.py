@@ -25,10 +25,6 @@ class Action:
         """Called after the last step of this start, unless an error ends it."""
 
 
-def _nothing(record: dict) -> None:
-    pass
-
-
 class UserHooks(Action):
     """A user's SessionRunHooks around each step, called as MonitoredSession does, and functions after each step, log
     line and evaluation."""
@@ -40,7 +36,8 @@ class UserHooks(Action):
         on_log: Callable[[dict], None] | None = None,
         on_evaluate: Callable[[dict], None] | None = None,
     ):
-        self.on_log, self.on_evaluate = on_log or _nothing, on_evaluate or _nothing  # get metrics.jsonl's records
+        # called with metrics.jsonl's records
+        self.on_log, self.on_evaluate = on_log or (lambda record: None), on_evaluate or (lambda record: None)
         self._hooks, self._function, self._coord = hooks, after_step, tf.train.Coordinator()
         self._session = self._context = self._outputs = None
         self.have_asked = False  # to stop; kept, since all workers end after the same step
@@ -78,7 +75,7 @@ class UserHooks(Action):
         self._outputs = [v1.train.SessionRunValues(theirs.get(i), options, metadata) for i in range(len(self._hooks))]
         return values
 
-    def is_due(self, step):
+    def is_due(self, step):  # without hooks a step is to take no longer
         return bool(self._hooks or self._function)
 
     def __call__(self, step, report):
@@ -90,7 +87,7 @@ class UserHooks(Action):
         if self._function:
             self.have_asked |= bool(self._function(step, report))
 
-    def end(self, step):
+    def end(self, step):  # while the session is open, as hooks save at the end
         with self._session.graph.as_default():
             for hook in self._hooks:
                 hook.end(self._session)

@@ -7,7 +7,6 @@ import pathlib
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
 
 from tower_train import errors
 from tower_train.cluster.task import Task
@@ -15,6 +14,7 @@ from tower_train.console import ProgressBar
 from tower_train.graph.record import RandomNumbers
 from tower_train.options import rules
 from tower_train.run.evaluations import Evaluations
+from tower_train.run.plan import Plan
 from tower_train.run.results import Result, StopReason
 from tower_train.workload import Workload
 
@@ -35,35 +35,32 @@ def progress_bar(steps_done: int, last_step: int) -> ProgressBar:
     )
 
 
-def opening_lines(
-    run_json: dict, train_dir: str, steps_done: int, last_step: int, towers_per_worker: Sequence[int]
-) -> list[str]:
-    """Returns the first lines of a run, from run.json and the number of batches of each worker in a step."""
-    data, config, devices = run_json["data"], run_json["config"], run_json["devices"]
-    versions, batch, towers = run_json["versions"], run_json["global_batch"], len(devices)
-    on_cpu, aside = not devices[0].startswith("GPU"), config["validation_fraction"]
-    num_hosts = len((config["worker_hosts"] or "").split(","))
-    least, workers = rules.parse_elastic(config["elastic"]) if config["elastic"] else (None, num_hosts)
+def opening_lines(plan: Plan, run_json: dict) -> list[str]:
+    """Returns the first lines of a run."""
+    config, data, versions, devices = plan.config, run_json["data"], run_json["versions"], plan.devices.names
+    batch, towers, workers = config.global_batch, len(devices), config.num_workers
+    aside, steps_done, last_step = config.validation_fraction, plan.steps_done, plan.last_step
     lines = [
         f"tower_train {versions['tower_train']} on TensorFlow {versions['tensorflow']}",
         f"data:     {data['name']}, {data['num_examples']} examples"
         + (f" after --validation_fraction={aside:g} was set aside" if aside else ""),
-        f"towers:   {towers}, on {', '.join(devices)}" + (" (no GPU is used)" if on_cpu else ""),
+        f"towers:   {towers}, on {', '.join(devices)}" + ("" if plan.devices.gpus else " (no GPU is used)"),
         f"batch:    {batch} examples a step ({towers} x {batch // towers // workers}"
         + (f" on each of {workers} workers)" if workers > 1 else ")"),
-        f"network:  {run_json['num_parameters']:,} parameters, {config['dtype']}; {config['optimizer']}, "
-        f"learning rate {config['learning_rate']:g}",
+        f"network:  {run_json['num_parameters']:,} parameters, {config.dtype}; {config.optimizer}, "
+        f"learning rate {config.learning_rate:g}",
         f"steps:    {steps_done} to {last_step} ({last_step * batch / data['num_examples']:.1f} epochs)",
-        f"run:      {train_dir}" + (f" (resumed at step {steps_done})" if steps_done else ""),
+        f"run:      {plan.run_dir.path}" + (f" (resumed at step {steps_done})" if steps_done else ""),
     ]
-    if batch > data["num_examples"]:  # legal, but hardly meant
+    if batch > data["num_examples"]:  # it trains, but is hardly meant
         lines.append(
             f"*** A step takes {batch} examples, and there are {data['num_examples']}: some come several times in it. "
             f"Give --global_batch_size={data['num_examples']} or less."
         )
-    if least:
-        share = f"which take {' + '.join(map(str, towers_per_worker))} batches a step"
-        lines.append(f"elastic:  {len(towers_per_worker)} of {least} to {workers} workers, {share}")
+    if config.elastic:
+        (least, _), batches = rules.parse_elastic(config.elastic), plan.step.layout.towers_per_worker
+        share = f"which take {' + '.join(map(str, batches))} batches a step"
+        lines.append(f"elastic:  {len(batches)} of {least} to {workers} workers, {share}")
     if data["notice"]:
         lines += ["*" * 100, f"*** {data['notice']}", "*" * 100]
     return lines
@@ -104,7 +101,7 @@ def closing_lines(result: Result, last_step: int, path: str | None, evaluations:
     lines += evaluations.closing_lines(result.step, result.training_secs)
     if result.notice:
         lines.append(f"*** {result.notice}")
-    if not is_done:
+    if not is_done:  # else the same command has nothing left to do
         lines.append("Resume:   the same command with --train_dir=" + shlex.quote(result.train_dir))
     return lines + _next_commands(result.train_dir, path, evaluations.best.is_kept)
 
@@ -131,7 +128,7 @@ def input_advice(input_share: float, run_json: dict) -> str:
     """Returns a line that tells what to do about slow input."""
     config, shows = run_json["config"], ""
     path = config["workload"]
-    if path and not run_json["workload_options"]:  # which the benchmark does not take
+    if path and not run_json["workload_options"]:  # the benchmark takes none
         options = [f"--{name}={config[name]}" for name in ("workload", "data_dir") if config[name]]
         command = f"{_python_path(path)}{_python()} -m tower_train.benchmark --breakdown {shlex.join(options)}"
         shows = f"`{command}` shows where a step's time goes; "

@@ -89,9 +89,7 @@ def _prepare(training: Training, stack: contextlib.ExitStack) -> Callable[[v1.Se
         again = set(map(checkpoint.saved_step, training.evaluations.pending))
         plan.run_dir.cut_metrics(plan.steps_done, again)  # drops the records of what will be done again
         plan.run_dir.write(directory.RUN, training.run_json)
-        lines = messages.opening_lines(
-            training.run_json, str(plan.run_dir.path), plan.steps_done, plan.last_step, graph.layout.towers_per_worker
-        )
+        lines = messages.opening_lines(plan, training.run_json)
     else:
         task, names = training.membership.task, plan.devices.names
         lines = [messages.joining_line(task, plan.steps_done, plan.end, names)]

@@ -20,7 +20,7 @@ class Plan:
     """One start of a run in one worker. All workers have agreed on the group, on its training, first and last step."""
 
     workload: Workload
-    config: Config  # of the step: without `auto`, and with a value for what None left open
+    config: Config  # settled by the step's plan; only --check_towers=auto waits for the graph
     examples: Examples
     devices: devices.Devices  # of this worker, with its place in the group
     step: StepPlan

@@ -32,7 +32,7 @@ class Saver(Action):
         self._training, self._plan, self._logs = training, training.plan, (metrics, writer)
         self._saved_step = training.step or None  # a start without steps saves nothing anew
         self._save_error, self._evaluation_error = None, None
-        self._owes_evaluation = False  # also after a due save that failed
+        self._owes_evaluation = False
 
     def begin(self):
         for path in self._training.evaluations.pending:  # which earlier starts left
@@ -43,6 +43,7 @@ class Saver(Action):
         return self._plan.config.is_saved(step) or self._training.evaluations.is_due(step)
 
     def __call__(self, step, report):
+        # kept until there is a checkpoint to evaluate, if this save fails
         self._owes_evaluation |= self._training.evaluations.is_due(step)
         path = self._save(step)
         if path and self._owes_evaluation:

@@ -44,6 +44,7 @@ def train_each(seeds: Sequence[int], config: Config, name: str, train: Callable[
 def lines(results: Sequence[dict]) -> list[str]:
     """Returns lines about the last evaluations of runs with different seeds, from their result.json: the mean, the
     standard deviation, and the 95 % interval of the mean by Student's t."""
+    # the test examples if all runs have them, as validation examples may have chosen their checkpoints
     for name in (RESULT_NAMES[split] for split in (TEST, VALIDATION)):
         if all(name in result for result in results):
             metrics = [result[name]["metrics"] for result in results]

@@ -44,7 +44,7 @@ def open_session(
             if state and is_chief:
                 membership.board.hand_out(session.run(state.variables))
             session.run(graph.saved.broadcast)  # the checkpoint may be on the chief's disk only
-            if state and not is_chief:
+            if state and not is_chief:  # each worker goes on with its own data
                 session.run([variable.initializer for variable in state.variables])
                 assign(session, [state.variables[state.worker]], [membership.board.fetch()])
 

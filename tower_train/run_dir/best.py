@@ -27,12 +27,7 @@ def path(run_dir: directory.RunDirectory) -> str:
 
 
 class Best:
-    """Compares evaluations by their first metric, whose higher or lower values are better.
-
-    Args:
-      run_dir, config: of the run.
-      num_examples: an epoch's.
-    """
+    """Compares evaluations by their first metric, whose higher or lower values are better."""
 
     def __init__(self, run_dir: directory.RunDirectory, config: Config, num_examples: int):
         self._run_dir, self._keep, self._global_batch = run_dir, config.keep_best, config.global_batch
