@@ -152,9 +152,10 @@ class _Reader:
         # here, outside of tf.data's function, as it may hold the data as constants
         self._fetch = examples.opened() if examples.open else None
 
-    def read(self, position: tf.Tensor, *elements) -> tuple[tuple[Tensors, Tensors], ...]:
-        """Returns the parts of the step from a position on; `elements` are a data set's (features, labels), if any."""
-        return tuple(self._part(position + offset, *elements) for offset in self._offsets[: self.parts])
+    def read(self, position: tf.Tensor, *batch) -> tuple[tuple[Tensors, Tensors], ...]:
+        """Returns the parts of the step from a position on. batch: a data set's next (features, labels), if it has an
+        order of its own."""
+        return tuple(self._part(position + offset, *batch) for offset in self._offsets[: self.parts])
 
     def _part(self, position: tf.Tensor, batch: tuple[Tensors, Tensors] | None = None) -> tuple[Tensors, Tensors]:
         # no device: placements slow an input function down
