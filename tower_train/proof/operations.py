@@ -1,20 +1,28 @@
-"""The first operation of a network whose values differ between one tower and several, and the likely cause.
+"""Small trainings on the host, and the first operation whose values differ in one with several towers, with its cause.
 
 A tensor of one tower corresponds to those of the same name in the towers. Rules of arithmetic say how they may differ:
 rows one after the other, a mean or a sum over the batch, what is the same for all examples. The first operation outside
 of these rules is the one to look at.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.config import Config
+from tower_train.examples import Examples
+from tower_train.graph import devices, session
 from tower_train.graph.random_state import ancestors, source_line
-from tower_train.proof.comparison import Arrays, wide
-from tower_train.proof.trial import Trial
+from tower_train.graph.step_plan import plan_step
+from tower_train.graph.training import build_step
+from tower_train.proof.comparison import LOSS, STEPS, Arrays, Values, wide
+from tower_train.workload import Workload
 
+v1 = tf.compat.v1
+_MOST_MS = 600_000  # of a step: towers may wait for a mean that some do not take
 _SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank"})
 _REDUCTIONS = frozenset({"Mean", "Sum", "Max", "Min", "Prod", "Softmax", "LogSoftmax", "Cumsum", "TopKV2", "Unique",
                          "L2Loss", "EuclideanNorm", "FusedBatchNormV3", "Any", "All", "LogSumExp"})  # fmt: skip
@@ -23,6 +31,56 @@ _CALLS_PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 _UNFETCHABLE = frozenset({"Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond", "RefSwitch", "RefMerge"})
 _DRAWING = ("stateful", "stateless", "python")  # kinds, of numbers that need not depend on those of the batch
 SAME, _ROWS, _SHARE, MEAN, SUM = "same", "rows", "rows over the number of towers", "mean", "sum"
+
+
+class Trial:
+    """A training graph on logical CPU devices, and what is compared of it."""
+
+    def __init__(self, workload: Workload, examples: Examples, config: Config):
+        placed = devices.place(config, gpus_here=[])
+        self.built = build_step(plan_step(workload, examples, config, placed))
+        self.towers = self.built.layout.num_towers  # the batches of a step
+        # It takes longer than a few steps save by it; XLA needs it on several CPUs.
+        is_optimized = config.jit_compile == "always"
+        placed.session_config.graph_options.rewrite_options.disable_meta_optimizer = not is_optimized
+        placed.session_config.operation_timeout_in_ms = _MOST_MS
+        saved = {v.op.name: v for v in self.built.saved.variables if v.dtype.base_dtype != tf.string}
+        self.weights = {name: variable for name, variable in saved.items() if variable.trainable}  # that are trained
+        with self.built.graph.as_default(), tf.device(devices.HOST):
+            self._assign = setter(saved)
+            gradients = {name: tf.convert_to_tensor(each) for name, each in self.built.compared.gradients.items()}
+            with tf.control_dependencies([self.built.train_op]):
+                after = {name: variable.read_value() for name, variable in saved.items()}
+        self._before, self._after = saved, Values({LOSS: self.built.report.loss}, gradients, after)
+
+    @contextlib.contextmanager
+    def session(self, begin: Arrays) -> Iterator[v1.Session]:
+        """Opens a session. begin: values of variables; others have initial ones, at step 0."""
+
+        def set_variables(opened: v1.Session) -> None:
+            opened.run([variable.initializer for variable in self.built.saved.variables])
+            self._assign(opened, begin)
+
+        with session.opened(self.built, set_variables) as opened:
+            yield opened
+
+    def train(self, begin: Arrays) -> Iterator[Values]:
+        """Does the steps of a comparison, as its `Training`."""
+        with self.session(begin) as opened:
+            yield Values({}, {}, opened.run(self._before))
+            for _ in range(STEPS):
+                yield opened.run(self._after)
+
+
+def setter(variables: Mapping[str, tf.Variable]) -> Callable[[v1.Session, Arrays], None]:
+    """Adds assignments to the current graph; returns a function that gives variables values in a session."""
+    holders = {name: v1.placeholder(variable.dtype.base_dtype) for name, variable in variables.items()}
+    assigns = {name: v1.assign(variables[name], holder, validate_shape=False) for name, holder in holders.items()}
+
+    def assign(session: v1.Session, values: Arrays) -> None:
+        session.run([assigns[name] for name in values], {holders[name]: value for name, value in values.items()})
+
+    return assign
 
 
 def first_difference(

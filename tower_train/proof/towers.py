@@ -5,7 +5,6 @@ The steps are on the first examples of the run, on the host, in float64 if the n
 """
 
 import dataclasses
-import functools
 import pathlib
 import sys
 import time
@@ -22,7 +21,7 @@ from tower_train.graph.random_state import source_line
 from tower_train.graph.record import TrainingGraph
 from tower_train.proof import comparison, operations
 from tower_train.proof.comparison import GRADIENT, LOSS, STEPS, Arrays, Gap, Outcome
-from tower_train.proof.trial import Trial
+from tower_train.proof.operations import Trial
 from tower_train.workload import Workload
 
 _MOST_BATCHES = 2  # of a tower with --check_towers=auto; more would show nothing else
@@ -68,17 +67,14 @@ def compare_towers(workload: Workload, examples: Examples, config: Config, graph
     def compare(dtype: str) -> Outcome:
         if dtype == "float64":
             _check_memory(graph)
-        make = functools.partial(_trial, workload, examples, dtype=dtype)
+
+        def make(config: Config, **changes) -> Trial:
+            return Trial(workload, examples, dataclasses.replace(config, dtype=dtype, **changes))
+
         return _compared(make, several, one, config.jit_compile, is_by_tower and graph.compared.normalizes)
 
-    how_not = "" if config.allow_differences else "--allow_differences"
-    return comparison.before_training(
-        lambda: comparison.in_dtypes(["float64", "float32", config.dtype], compare), how_not
-    )
-
-
-def _trial(workload: Workload, examples: Examples, config: Config, dtype: str, **changes) -> Trial:
-    return Trial(workload, examples, dataclasses.replace(config, dtype=dtype, **changes))
+    compare_once = lambda: comparison.in_dtypes(["float64", "float32", config.dtype], compare)  # noqa: E731
+    return comparison.before_training(compare_once, "" if config.allow_differences else "--allow_differences")
 
 
 def _tower_ops(graph: TrainingGraph) -> list[tf.Operation]:
@@ -162,13 +158,13 @@ def _compared(make: Callable[..., Trial], several: Config, one: Config, jit_comp
     if jit_compile == "always":
         about += ", compiled" if several.jit_compile == "always" else ", not compiled as the run is"
 
+    exact = np.dtype(dtype.as_numpy_dtype)
+
     def where(excess: Sequence[Gap], begun: Arrays | None) -> str:
-        return _where(
-            alone, alone if begun else many, excess, comparison.epsilon(np.dtype(dtype.as_numpy_dtype)) ** 0.6, begun
-        )
+        return _where(alone, alone if begun else many, excess, comparison.epsilon(exact) ** 0.6, begun)
 
     return comparison.Comparison(
-        alone.train, many.train, alone.weights, np.dtype(dtype.as_numpy_dtype), batches // turns, about, where,
+        alone.train, many.train, alone.weights, exact, batches // turns, about, where,
         by_tower=(lambda begin: make(several, batch_norm="tower").train(begin)) if is_by_tower else None,
         resumes=True, alone=f"1, each with {turns} batches in turn," if turns > 1 else "1",
     ).outcome()  # fmt: skip

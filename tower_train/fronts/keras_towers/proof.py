@@ -71,7 +71,8 @@ def compare_steps(
     rows = list(itertools.islice(itertools.cycle(_rows(batches, count, each)), steps))
 
     def compare(dtype: str) -> Outcome:
-        with compat.in_float64(variables) if dtype == "float64" else contextlib.nullcontext(), _traced_anew(alone):
+        float64 = compat.in_float64(variables) if dtype == "float64" else contextlib.nullcontext()
+        with float64, compat.replaced(alone, "train_function", None):  # which is traced anew
             trial = _Trial(variables, alone, rows, is_float64=dtype == "float64")
             several = towers(count, "global")
             by_tower = trial.training(towers(count, "tower")) if batch_norm == "tower" else None
@@ -175,13 +176,3 @@ def _rows(batches: Sequence, count: int, each: int) -> list:
         return parts.cut_rows(whole, step * size * times, size * times)
 
     return [keras.tree.map_structure(functools.partial(cut, step), *batches) for step in range(STEPS)]
-
-
-@contextlib.contextmanager
-def _traced_anew(model: keras.Model) -> Iterator[None]:
-    """Lets a model trace its training function anew within this block, and have that of before after it."""
-    before, model.train_function = model.train_function, None
-    try:
-        yield
-    finally:
-        model.train_function = before

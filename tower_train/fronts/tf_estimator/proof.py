@@ -18,7 +18,7 @@ from tower_train.fronts.tf_estimator.training import NonFiniteLossError
 from tower_train.graph.devices import HOST
 from tower_train.proof import comparison, operations
 from tower_train.proof.comparison import STEPS, Arrays, Outcome, Values
-from tower_train.proof.trial import setter
+from tower_train.proof.operations import setter
 
 v1 = tf.compat.v1
 _HOW_NOT = "RunConfig(check_towers='never')"
