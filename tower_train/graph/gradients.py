@@ -1,7 +1,7 @@
 """Gradients: their mean over towers, those of regularizers, clipping, and the check that they are finite."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -95,8 +95,9 @@ def add_regularizers(
         ]
 
 
-def clip(gradients: GradientsAndVariables, limit: float) -> GradientsAndVariables:
+def clip(gradients: GradientsAndVariables, name: Callable[[tf.Variable], str], limit: float) -> GradientsAndVariables:
     """Scales all gradients by limit / norm if their global norm is greater than the limit."""
+    del name
     summed = [(sum_rows(gradient), variable) for gradient, variable in gradients]
     clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in summed], limit)
     return [(gradient, variable) for gradient, (_, variable) in zip(clipped, gradients, strict=True)]

@@ -6,7 +6,7 @@ update. All do the same arithmetic on the same means, so the copies stay the sam
 
 import collections
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -21,6 +21,8 @@ from tower_train.graph.loss_scale import LossScale
 from tower_train.graph.variables import Variables
 
 v1 = tf.compat.v1
+# of a replica's mean gradients; each gets a function, too, from a variable to its name in a checkpoint
+Changes = Sequence[Callable[[GradientsAndVariables, Callable[[tf.Variable], str]], GradientsAndVariables]]
 
 
 class BuiltTower(NamedTuple):
@@ -104,17 +106,18 @@ class Replica:
             return [tf.add_n(values) / len(values) for values in zip(*values_of_towers, strict=True)]
 
     def receive(
-        self, mean_grads: GradientsAndVariables, loss: tf.Tensor, statistics: Sequence[tf.Tensor], limit: float
+        self, mean_grads: GradientsAndVariables, loss: tf.Tensor, statistics: Sequence[tf.Tensor], changes: Changes
     ) -> None:
         """Takes the means over all replicas: gradients with the originals, the loss, the statistics' values. Adds the
-        regularizers' gradients, once a variable, and clips the sums (limit 0: none)."""
+        regularizers' gradients, once a variable, and changes the sums."""
         self.loss, self.moving = loss, self._means_of_calls(statistics)
         grads = [(grad, self.variables.local_copy(original)) for grad, original in mean_grads]
         # those within a tower's loss would count twice; by `is`, as == between tensors makes an operation
         decays = [decay for decay in self.variables.decays if not any(decay is each for each in self._contained)]
         with self.here():
-            self.regularization, decayed = gradients.add_regularizers(grads, decays)
-            self.mean_grads = gradients.clip(decayed, limit) if limit else decayed
+            self.regularization, self.mean_grads = gradients.add_regularizers(grads, decays)
+            for change in changes:
+                self.mean_grads = change(self.mean_grads, self.variables.canonical_name)
 
     def _means_of_calls(self, means: Sequence[tf.Tensor]) -> list[Statistic]:
         """Returns one statistic per moving variable, from the means over towers of each call of its layer."""
@@ -138,7 +141,7 @@ def make_replicas(devices: Sequence[str], is_compiled: bool) -> list[Replica]:
     return [Replica(variables, is_compiled) for variables in (originals, *copies)]
 
 
-def average(replicas: Sequence[Replica], all_reduce: AllReduce, clip_gradients: float) -> Mean:
+def average(replicas: Sequence[Replica], all_reduce: AllReduce, changes: Changes) -> Mean:
     """Gives each replica the mean gradients, loss and statistics over all towers of all workers.
 
     Raises GraphError if there are no gradients, or towers have different variables, gradients or statistics.
@@ -156,7 +159,7 @@ def average(replicas: Sequence[Replica], all_reduce: AllReduce, clip_gradients: 
     values = all_reduce.mean([replica.average_values(votes) for replica in replicas])
     originals = [variable for _, variable in local[0]]
     for replica, grads, (loss, *rest) in zip(replicas, means, values, strict=True):
-        replica.receive(list(zip(grads, originals, strict=True)), loss, rest[len(votes) :], clip_gradients)
+        replica.receive(list(zip(grads, originals, strict=True)), loss, rest[len(votes) :], changes)
     first = replicas[0]
     with first.here():
         loss = first.loss + first.regularization

@@ -1,8 +1,11 @@
 """The training graph: the parts of one step, in the order in which they happen."""
 
+import functools
+
 import tensorflow as tf
 
-from tower_train.graph import outputs, xla
+from tower_train.config import Config
+from tower_train.graph import gradients, outputs, xla
 from tower_train.graph.collectives import AllReduce
 from tower_train.graph.context import Context
 from tower_train.graph.devices import HOST
@@ -11,7 +14,7 @@ from tower_train.graph.loss_scale import LossScale
 from tower_train.graph.optimizers import Optimizers
 from tower_train.graph.order import choose_order
 from tower_train.graph.record import TrainingGraph
-from tower_train.graph.replica import average, built_towers, make_replicas
+from tower_train.graph.replica import Changes, average, built_towers, make_replicas
 from tower_train.graph.schedule import learning_rate
 from tower_train.graph.step_plan import StepPlan
 from tower_train.graph.stream import Stream, training_stream
@@ -55,7 +58,7 @@ def build_step(plan: StepPlan) -> TrainingGraph:
         outputs.check_towers(plan, logits, towers[0])
 
         all_reduce = AllReduce(layout.replicas, plan.all_reduce, layout.num_workers, layout.weight)
-        mean = average(replicas, all_reduce, config.clip_gradients)  # over all towers of all workers
+        mean = average(replicas, all_reduce, _gradient_changes(config))  # over all towers of all workers
         optimizers = Optimizers(config, rate, counters.epochs_seen)
         parts = [
             # all towers' contexts share one dict of groups, which their layers have filled
@@ -85,6 +88,12 @@ def build_step(plan: StepPlan) -> TrainingGraph:
             progress=progress,
             notes=outputs.notes(plan, stream, logits, towers[0]),
         )
+
+
+def _gradient_changes(config: Config) -> Changes:
+    """Returns what each replica does to its mean gradients, which hold the regularizers', in this order."""
+    clip = functools.partial(gradients.clip, limit=config.clip_gradients)
+    return [clip] if config.clip_gradients else []
 
 
 def _open_stream(plan: StepPlan, examples_seen: tf.Variable) -> Stream:
