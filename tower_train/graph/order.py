@@ -75,7 +75,7 @@ class HardExamples(AllExamples):
     """The choice of examples from an epoch on.
 
     The first `begin` positions are passes over all n examples. Passes of `size` examples follow: pass k begins at
-    position begin + k * size. `choose` chooses it between the two steps before; the stream then begins there again.
+    position begin + k * size. It is chosen between two steps, as late as possible; the stream then begins there again.
     """
 
     def __init__(self, losses: Callable, num_examples: int, epoch: float, size: int, seed: int, batch: int):
@@ -141,6 +141,7 @@ class HardExamples(AllExamples):
         coming = self.pass_at(position + self._batch - 1)
 
         def chosen() -> tf.Tensor:
+            # sorted, so that the order within a pass does not depend on ranks, which roundings change
             hardest = tf.sort(tf.cast(tf.math.top_k(self._losses, self.size).indices, tf.int64))
             # the first row holds the pass before, if that was chosen
             rows = tf.stack([tf.where(tf.equal(coming, second + 1), self._rows[1], hardest), hardest])

@@ -19,7 +19,7 @@ class StepReport(NamedTuple):
     step: tf.Tensor  # int64 scalar, steps done, this one included
     examples: tf.Tensor  # int64 scalar, examples trained on, this step's included
     loss: tf.Tensor  # scalar, mean over towers plus weight decay, on the weights the gradients were taken at
-    data_loss: tf.Tensor  # scalar, the loss without weight decay
+    data_loss: tf.Tensor  # scalar, the loss without weight decay, which events show beside it as the original's do
     learning_rate: tf.Tensor  # float64 scalar, what the update used
     stopping: tf.Tensor  # scalar, above 0 once a worker has run TrainingGraph.ask_to_stop
     # bool [towers + 1, 1 + gradients]: whether each tower's loss and gradients, and their means, are finite
@@ -43,7 +43,7 @@ class SavedVariables:
     """The contents of a checkpoint."""
 
     variables: list[tf.Variable]  # copies, which are local variables, take their first values from these
-    finite: dict[str, tf.Tensor]  # {variable's name: bool scalar}, of those in floating point
+    finite: dict[str, tf.Tensor]  # {variable's name: bool scalar}, of those in floating point; asked before each save
     copied: tuple[str, ...] = ()  # names of the variables that have several copies
     fingerprints: tf.Tensor | None = None  # int64 [copies of all workers, copied]; None if copies are not compared
     # gives this worker's variables the chief's values, except the stream's state; None for one worker
@@ -78,9 +78,10 @@ class TrainingGraph:
     report: StepReport  # to fetch with it
     ask_to_stop: tf.Operation | None  # asks all workers to end after the same step, the next; None for one worker
     progress: dict[str, tf.Tensor]  # as of outputs.progress, for the watchdog
-    summary: tf.Tensor | None  # serialized Summary of this step; None without --summary_every_steps
+    # serialized Summary, computed only in steps that fetch it; None without --summary_every_steps
+    summary: tf.Tensor | None
     saved: SavedVariables
-    random_numbers: RandomNumbers
+    random_numbers: RandomNumbers  # for run.json: a resumed run must draw the same
     compared: Compared
     choice: Choice | None  # of hard examples, to be made between two steps; None if all are trained on
     notes: tuple[str, ...]  # for the log

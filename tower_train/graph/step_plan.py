@@ -52,6 +52,7 @@ def plan_step(workload: Workload, examples: Examples, config: Config, devices: D
             f"--check_mirrors_every_steps={config.check_mirrors_every_steps}: there is one copy of the variables. The "
             "option is for several workers, or for --variable_update=mirrored with several towers."
         )
+    # a network may be made for its examples: their shapes, their number of classes
     workload = _with_smooth_labels(workload.for_examples(examples), config.label_smoothing)
     end = config.last_step(examples.num_examples) * layout.global_batch
     is_compiled = config.jit_compile == "always"

@@ -42,6 +42,7 @@ def tower_scope(
 def tower_outputs(workload: Workload, features: Tensors, dtype: tf.DType, training: bool) -> Tensors:
     """Returns one tower's outputs, in variable_dtype(dtype), from features [tower_batch, ...], of which floating-point
     ones are cast to the dtype of the arithmetic. training: for the workload's `inference`."""
+    # in the context too, for networks whose features are integers
     with context.entered(dataclasses.replace(context.current(), dtype=dtype)):
         outputs = user_functions.call(workload, "inference", _cast_floating(features, dtype), training)
     return _cast_floating(outputs, variable_dtype(dtype))
@@ -62,6 +63,7 @@ def tower_loss(
       class_weights: [classes], factors of the examples' weights.
     """
     outputs = tower_outputs(workload, features, dtype, training=True)
+    # mixed examples have two labels each, whose losses are weighed by their shares
     losses = [
         batch_loss(workload, outputs, _weighted(workload, part, class_weights, variable_dtype(dtype)))
         for part in (labels if isinstance(labels, Mixed) else [labels])
@@ -102,6 +104,7 @@ def check_classes(workload: Workload, examples: Examples, outputs: Tensors, func
     if not is_of_classes(function):
         return
     num_outputs, names = outputs.shape[-1], examples.class_names
+    # labels without names may still be at hand, and count classes from 0
     greatest = -1 if names or examples.labels is None else int(examples.labels.max())
     if num_outputs is not None and num_outputs < max(len(names), greatest + 1):
         shown = f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
@@ -116,6 +119,7 @@ def check_classes(workload: Workload, examples: Examples, outputs: Tensors, func
 def last_activation(outputs: Tensors) -> tf.Operation | None:
     """Returns the softmax or sigmoid at the end of a network, if there is one."""
     op = outputs.op if tf.is_tensor(outputs) else None
+    # casts and reshapes follow the activation, as in mixed precision
     while op and op.type in ("Cast", "Identity", "Reshape"):
         op = op.inputs[0].op
     return op if op and op.type in ("Softmax", "Sigmoid") else None

@@ -70,6 +70,7 @@ def make_plan(
     # a resumed run stays with the data that `auto` chose first
     dataset = before.get("dataset", "auto") if config.dataset == "auto" else config.dataset
     workload.check_dataset(dataset)
+    # before options are settled, as epochs depend on their number
     examples = workload.split(DataRequest("train", dataset, config.data_dir, config.seed, config.validation_fraction))
     _check_elastic(examples, config)
     config, notes = choices.resolve(config, before.get("config", {}), membership.devices)

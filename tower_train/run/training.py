@@ -115,7 +115,7 @@ class Training:
 
     def stop_reason(self) -> StopReason | None:
         """Returns the reason of this worker to end the run before its last step; None if there is none."""
-        # in the order of what a user should hear of first
+        # if there are several, the one that a user should hear of
         if self.evaluations and self.evaluations.best.is_over:
             return StopReason.NO_GAIN
         if self.received.stopping:

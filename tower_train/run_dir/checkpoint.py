@@ -143,7 +143,8 @@ class Checkpoints:
                 f"{path} does not fit this network: {shown}{' ...' if len(others) > 4 else ''}. "
                 f"Give another --train_dir{way_out}"
             )
-        saver, initializers = v1.train.Saver(matching), [self._variables[name].initializer for name in others]
+        saver = v1.train.Saver(matching) if others else self._saver
+        initializers = [self._variables[name].initializer for name in others]
 
         def restore_all(session: v1.Session) -> None:
             restore(saver, session, path)
