@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras_step_examples import EXAMPLES
 
 from tower_train import errors, multi_gpu_model
+from tower_train.fronts import compat
 from tower_train.proof import comparison
 
 RNG = np.random.default_rng(0)
@@ -116,22 +117,29 @@ def test_batch_normalisation_by_tower_is_not_said_to_be_one_device():
     )
 
 
-def test_takes_what_fit_takes():
+def test_takes_what_fit_takes_and_other_rows_in_each_step(monkeypatch):
+    rows, train_on = [], compat.train_on
+    monkeypatch.setattr(compat, "train_on", lambda model, batch: rows.append(batch[1]) or train_on(model, batch))
     data = tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(X), Y, WEIGHTS)).batch(5)
     assert "2 equal 1 on this network" in parallel().check(data)
+    assert np.concatenate(rows).tolist() == [*Y, *Y]  # on one device, in towers
 
 
-def test_a_first_fit_compares_and_then_trains_as_if_it_had_not(compared, capsys):
+def test_a_first_fit_compares_few_examples_if_it_takes_long_and_then_trains_as_if_it_had_not(
+    compared, capsys, monkeypatch
+):
+    monkeypatch.setattr(comparison, "_LONG_SECS", 0)
+
     def fitted(**options):
         keras.utils.set_random_seed(1)
         model = parallel(keras.layers.Dense(8), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5), **options)
-        data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(16, seed=1).batch(5)
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).repeat(2).shuffle(32, seed=1).batch(19)
         model.fit(data, verbose=0)
         return model.get_weights(), np.random.rand(), capsys.readouterr().out
 
     weights, drawn, said = fitted()
     expected, drawn_without, _ = fitted(check_towers="never")
-    assert "2 equal 1 on this network to " in said.splitlines()[-1]
+    assert re.search(r"comparing 2 with 1, for .*\n.* 2 equal 1 on this network to .*\(2 steps of 4 examples", said)
     assert drawn == drawn_without
     assert all((one == other).all() for one, other in zip(weights, expected, strict=True))
 

@@ -9,6 +9,7 @@ from regression import Runs, X, Y, input_fn, make, model_fn, weights_of
 
 from tower_train import errors
 from tower_train import estimator as tf_estimator
+from tower_train.proof import comparison
 
 v1 = tf.compat.v1
 
@@ -76,11 +77,16 @@ def summed(features, labels, mode, params):
     return spec._replace(loss=loss, train_op=optimizer.minimize(loss, v1.train.get_global_step()))
 
 
-def test_a_first_training_compares_and_then_trains_as_if_it_had_not(tmp_path, compared, capsys):
+def test_a_first_training_compares_few_examples_if_it_takes_long_and_then_trains_as_if_it_had_not(
+    tmp_path, compared, capsys, monkeypatch
+):
+    monkeypatch.setattr(comparison, "_LONG_SECS", 0)
     towers = make(tmp_path / "2", 2)
     for _ in range(2):
         towers.train(input_fn, steps=2)
-    assert capsys.readouterr().out.count("2 equal 1 on this network to ") == 1
+    said = capsys.readouterr().out
+    assert said.count("comparing 2 with 1, for about") == said.count("2 equal 1 on this network to ") == 1
+    assert "(2 steps of 4 examples" in said
     plain = make(tmp_path / "never", 2, check_towers="never").train(input_fn, steps=2).train(input_fn, steps=2)
     assert (weights_of(towers) == weights_of(plain)).all()
     with pytest.raises(errors.GraphError, match=r"differ from 1 on.*\n.*\n.*\(check_towers='never'"):

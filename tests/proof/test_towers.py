@@ -238,6 +238,11 @@ def test_a_workload_is_the_trainers_by_its_file_not_its_name(monkeypatch):
     assert towers.is_due(Config(num_gpus=2), "cifar10")
 
 
+def test_a_network_whose_batch_is_fixed_is_said_to_be_not_compared():
+    line = compared(lambda features, training: plain(tf.reshape(features, [8, 4]), training)).line
+    assert line.startswith("*** towers: not compared with one device, as that fails: Cannot reshape a tensor with ")
+
+
 def test_a_tensor_of_an_earlier_call_is_named():
     kept = []
 

@@ -80,6 +80,15 @@ class Outcome(NamedTuple):
         return self
 
 
+def model_differs(*_, begins: object | None = None) -> str:
+    """Says where towers of a Keras model or an Estimator differ. begins: what computes otherwise first, if known."""
+    where = f"It begins at {begins}. That is" if begins else "A layer or a loss is"
+    return (
+        f"{where} computed over the examples of a batch, of which a tower has a part only, or with random numbers by "
+        "tower, or gradients are computed and clipped within a loop or a tf.function."
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Comparison:
     """A training of several towers and the same on one device, which begin with the same values."""
@@ -91,7 +100,7 @@ class Comparison:
     towers: int
     about: str
     # (gaps of the earliest step, what a resumed training began with, if that differs) -> where the difference begins
-    where: Callable[[Sequence[Gap], Arrays | None], str]
+    where: Callable[[Sequence[Gap], Arrays | None], str] = model_differs
     by_tower: Training | None = None  # as `several`, whose batches are normalised by tower, if they train so
     resumes: bool = False  # whether a training may keep something outside of its variables
     alone: str = "1"  # in words
@@ -282,12 +291,3 @@ def examples_of_tower(there: int, count: int) -> int:
             f"check: there are fewer than {STEPS * count} examples, one for each of {count} towers in {STEPS} steps."
         )
     return min(EACH, there // (STEPS * count))
-
-
-def model_differs(begins: object | None = None) -> str:
-    """Says where towers of a Keras model or an Estimator differ. begins: what computes otherwise first, if known."""
-    where = f"It begins at {begins}. That is" if begins else "A layer or a loss is"
-    return (
-        f"{where} computed over the examples of a batch, of which a tower has a part only, or with random numbers by "
-        "tower, or gradients are computed and clipped within a loop or a tf.function."
-    )

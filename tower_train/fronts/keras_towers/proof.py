@@ -84,7 +84,7 @@ def compare_steps(
 
             def where(*_) -> str:
                 with contextlib.suppress(Exception):  # of a step that cannot be looked into: the variable is known
-                    return comparison.model_differs(differing_layer()[0])
+                    return comparison.model_differs(begins=differing_layer()[0])
                 return comparison.model_differs()
 
             try:
@@ -92,9 +92,8 @@ def compare_steps(
                     several.summed.keys.update(differing_layer()[1])  # of all that `towers` makes
                 about = f"{steps} steps of {parts.batch_size(rows[0])} examples, {dtype}"
                 one, all_towers = trial.training(alone), trial.training(several)
-                return comparison.Comparison(
-                    one, all_towers, trial.weights, np.dtype(dtype), count, about, where, by_tower
-                ).outcome()
+                compared = one, all_towers, trial.weights, np.dtype(dtype), count, about, where, by_tower
+                return comparison.Comparison(*compared).outcome()
             finally:
                 trial.reset()
 

@@ -84,20 +84,12 @@ def _compared(
             def several(begin: Arrays, batch_norm: str = "global") -> list[Values]:
                 return train(devices[:count], size // count, first | begin, batch_norm).after
 
-            by_tower = (
-                functools.partial(several, batch_norm="tower") if estimator.config.batch_norm == "tower" else None
-            )
-            about = f"{STEPS} steps of {size} examples, {one.dtype.name}"
+            is_by_tower = estimator.config.batch_norm == "tower"
             return comparison.Comparison(
-                train_one,
-                several,
-                one.weights,
-                one.dtype,
-                count,
-                about,
-                lambda *_: comparison.model_differs(),
-                by_tower,
-            ).outcome()
+                train_one, several, one.weights, one.dtype, count,
+                f"{STEPS} steps of {size} examples, {one.dtype.name}",
+                by_tower=functools.partial(several, batch_norm="tower") if is_by_tower else None,
+            ).outcome()  # fmt: skip
 
         return comparison.in_dtypes(["float64", None], compare)
 
