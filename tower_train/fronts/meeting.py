@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.fronts import compat, placement
+from tower_train.fronts.averages import Averages
 from tower_train.fronts.draws import Drawn, draw_whole
 from tower_train.graph import context, gradients
 from tower_train.graph.gradients import Gradient, GradientsAndVariables
@@ -29,8 +30,6 @@ from tower_train.graph.gradients import Gradient, GradientsAndVariables
 v1 = tf.compat.v1
 _current: contextvars.ContextVar["Tower | None"] = contextvars.ContextVar("tower", default=None)
 _is_backward: contextvars.ContextVar[bool] = contextvars.ContextVar("is_backward", default=False)
-
-Average = Callable[[list[list[tf.Tensor]]], list[tf.Tensor]]  # over towers, tensors -> their means over all towers
 
 
 class _AbandonedError(BaseException):
@@ -61,27 +60,20 @@ class Towers:
 
     Args:
       devices: over towers, a device string.
-      average: see Average; None: the plain mean.
-      average_gradients: over towers, gradients and variables -> their means over all towers.
+      averages: over all towers; None: the plain mean of these.
       first, count: the first one's index among the towers of all workers, and their number.
       inside: tower -> context manager in which its program runs, in its thread.
       turn: tower -> context manager around each of its turns, for what is global in a process or a graph.
     """
 
     def __init__(
-        self, devices: Sequence[str], average: Average | None = None, first: int = 0, count: int | None = None,
+        self, devices: Sequence[str], averages: Averages | None = None, first: int = 0, count: int | None = None,
         inside: Callable[[Tower], contextlib.AbstractContextManager] = contextlib.nullcontext,
         turn: Callable[[Tower], contextlib.AbstractContextManager] = contextlib.nullcontext,
-        average_gradients: Callable[[list[GradientsAndVariables]], GradientsAndVariables] = gradients.average_gradients,
     ):  # fmt: skip
         self._towers = [Tower(self, i, first + i, count or len(devices), name) for i, name in enumerate(devices)]
-        self.average, self._inside, self._turn = average or _plain_mean, inside, turn
-        # (over towers, gradients of means) -> over towers, those of their values; None: their mean, as each tower's
-        # loss is a mean over its examples
-        self.gradients_of_means: Callable[[list[list[tf.Tensor]]], list[list[tf.Tensor]]] | None = None
-        # tower -> its weight in means, if losses are sums over examples and weights differ; else None
-        self.weight_beside_sum: Callable[[Tower], tf.Tensor | None] = lambda tower: None
-        self._average_gradients, self.have_averaged = average_gradients, False
+        self.averages = averages or Averages([1 / len(devices)] * len(devices))
+        self._inside, self._turn, self.have_averaged = inside, turn, False
         self._means: dict[Any, list[Gradient]] = {}  # {reference of a mean of gradients: over towers, the gradients}
         self._threads: list[_Thread] = []
 
@@ -151,7 +143,7 @@ class Towers:
             self.have_averaged = True
             there = [i for i, grads in enumerate(zip(*per_tower, strict=True)) if any(g is not None for g, _ in grads)]
             asked = gradients.without_unused([[each[i] for i in there] for each in per_tower])
-            means = [grad for grad, _ in self._average_gradients(asked)] if there else []
+            means = [grad for grad, _ in self.averages.gradients(asked)]
             return dict(zip(there, zip(means, zip(*asked, strict=True), strict=True), strict=True))
 
         found = self.meet(tower, pairs, merge, what)
@@ -171,7 +163,7 @@ class Towers:
         if self._towers[0].count == 1:
             return per_tower[0]
         apart = [i for i, (grad, _) in enumerate(per_tower[0]) if not self._is_of_means(_tensor(grad))]
-        averaged = self._average_gradients([[pairs[i] for i in apart] for pairs in per_tower]) if apart else []
+        averaged = self.averages.gradients([[pairs[i] for i in apart] for pairs in per_tower])
         means = dict(zip(apart, averaged, strict=True))
         return [means.get(i, pair) for i, pair in enumerate(per_tower[0])]
 
@@ -299,7 +291,7 @@ def mean(values: Sequence[tf.Tensor], what: str = "a mean over towers") -> list[
         return values
     tower.means += 1
     what = f"{what} {tower.means}"  # backwards towers must meet for the same one
-    means = meet(values, tower.towers.average, what)
+    means = meet(values, tower.towers.averages.means, what)
 
     @tf.custom_gradient  # of the means too, or variables that they were computed from would count as the function's
     def with_gradient(*tensors):
@@ -314,13 +306,11 @@ def mean(values: Sequence[tf.Tensor], what: str = "a mean over towers") -> list[
 def gradients_of_means(grads: Sequence[tf.Tensor], what: str) -> list[tf.Tensor]:
     """Returns the gradients of a tower's values, of those of their means over all towers."""
     tower, what = current(), f"the gradient of {what}"
-    if per_tower := tower.towers.gradients_of_means:
-        return meet(list(grads), per_tower, what)[tower.place]
-    if (weight := tower.towers.weight_beside_sum(tower)) is None:
+    if (share := tower.towers.averages.share_of_loss(tower.place)) is None:
         return mean(grads, what)
-    weights = [tf.cast(weight, grad.dtype) for grad in grads]
-    means = mean(map(tf.math.divide_no_nan, grads, weights), what)
-    return list(map(tf.multiply, means, weights))
+    shares = [tf.cast(share, grad.dtype) for grad in grads]
+    means = mean(map(tf.math.divide_no_nan, grads, shares), what)
+    return list(map(tf.multiply, means, shares))
 
 
 def _gradients(compute: Callable[[], list[tuple]], is_recorded: bool) -> list[Gradient]:
@@ -370,7 +360,3 @@ def normalizing(tower: Tower, inputs: Sequence[tf.Tensor], batch_norm: str) -> c
     tower.batch = frozenset(each.op for each in inputs)
     entered = context.Context(towers=tower.count, by_tower=batch_norm == "tower", mean=towers_mean)
     return entered.enter_tower(inputs=inputs)
-
-
-def _plain_mean(per_tower: list[list[tf.Tensor]]) -> list[tf.Tensor]:
-    return [tf.add_n(values) / len(values) for values in zip(*per_tower, strict=True)]

@@ -41,7 +41,7 @@ class Step:
 
     def __init__(self, parallel, data, exchange: Exchange):
         devices, self.model, self._parallel, self._exchange = parallel.towers, parallel.template, parallel, exchange
-        self.whole = Whole(data, len(devices), exchange, parallel.merge_device)
+        self.whole = Whole(self.model, data, len(devices), exchange, parallel.merge_device)
         self._parts = self.whole.parts
         self._added_losses: list[dict[int, set]] = [{} for _ in devices]
         self._scopes, self._is_first_turn = [_StepScope() for _ in devices], True
@@ -49,11 +49,8 @@ class Step:
         known = (keras.layers.BatchNormalization, keras.layers.SpectralNormalization)
         normalizing = [each for each in compat.sublayers(self.model) if isinstance(each, known)]
         self._known = {id(variable) for layer in normalizing for variable in layer.variables}
-        average = lambda per_tower: self.whole.means(list(zip(*per_tower, strict=True)))  # noqa: E731
-        self.towers = meeting.Towers(
-            devices, average, len(devices) * exchange.rank, self.whole.count, self._inside, self._turn,
-            functools.partial(self.whole.mean_gradients, self.model),
-        )  # fmt: skip
+        first = len(devices) * exchange.rank
+        self.towers = meeting.Towers(devices, self.whole, first, self.whole.count, self._inside, self._turn)
 
     def run(self, program: Program) -> list:
         """Runs a program in all towers; returns over towers what it returned."""
@@ -119,7 +116,7 @@ class Step:
         assigned = per_tower[0]
         averaged = [key for key, (_, value) in assigned.items() if value.dtype.is_floating]
         others = [key for key in assigned if key not in averaged]
-        means = self.whole.means([[each[key][1] for each in per_tower] for key in averaged])
+        means = self.whole.means([[each[key][1] for key in averaged] for each in per_tower])
         firsts = self._exchange.first([assigned[key][1] for key in others])
         for key, value in zip([*averaged, *others], [*means, *firsts], strict=True):
             variable, _ = assigned[key]
@@ -135,7 +132,7 @@ class Step:
     def weighted(self, loss: tf.Tensor) -> tf.Tensor:
         """Returns a tower's loss by the share of its examples. From then on gradients are of such losses: they are
         added, and those of joined rows stay as small in float16 as one device's."""
-        self.whole.weights, self.towers.gradients_of_means = [1.0] * len(self._parts), self.whole.gradients_of_means
+        self.whole.losses_add_up = lambda: True
         return loss * tf.cast(self._parts[meeting.current().place].share, loss.dtype)
 
     def once(self, function: Callable[[], Any]):
@@ -163,7 +160,7 @@ class Step:
         as_floats = [
             [tf.cast(each, keras.config.floatx()) for each in keras.tree.flatten(values)] for values in returned
         ]
-        return keras.tree.pack_sequence_as(logs, self.whole.means(list(zip(*as_floats, strict=True))))
+        return keras.tree.pack_sequence_as(logs, self.whole.means(as_floats))
 
 
 class _StepScope(TowerScope):

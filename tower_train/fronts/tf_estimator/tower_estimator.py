@@ -100,13 +100,13 @@ class Estimator(library.estimator.Estimator):
         training = (self._training if mode == TRAIN else None) or Training(
             self._placed, is_compiled=self._config.is_compiled(self._placed)
         )
-        training.is_summed = functools.partial(library.is_summed, self._model_fn)
         is_one = not isinstance(features, inputs.Batches)
         devices, batches = self._placed.towers[:1] if is_one else self._placed.towers, features
         with v1.device(self._device_fn):
             towers = ModelTowers(
                 training, devices, [(features, labels)] if is_one else batches, self._config.tf_random_seed
             )
+            training.averages.losses_add_up = functools.partial(library.is_summed, self._model_fn)
             return towers.call(call, mode)
 
 

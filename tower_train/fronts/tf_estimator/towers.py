@@ -71,11 +71,8 @@ class ModelTowers:
         self._random = [state for _ in devices]
         self._balance = placement.Balance(devices)
         first, count = training.worker * len(devices), len(devices) * training.all_reduce.num_workers
-        self._towers = meeting.Towers(
-            devices, training.mean, first, count, self._inside, self._turn, training.mean_gradients
-        )
         self._sizes = self._sizes_of_all(first, count) if count > 1 else []
-        self._towers.weight_beside_sum = training.weight_beside_sum
+        self._towers = meeting.Towers(devices, training.averages, first, count, self._inside, self._turn)
 
     def call(self, model_fn: Callable, mode: str) -> api.EstimatorSpec:
         """Calls model_fn(features, labels) in all towers.
@@ -106,7 +103,7 @@ class ModelTowers:
                     "model_fn computes no gradients of variables outside of branches and loops: nothing is averaged "
                     "over its towers. Compute them by an optimizer, tf.gradients or a tf.GradientTape."
                 )
-            spec = spec._replace(loss=self._training.loss(losses))
+            spec = spec._replace(loss=self._training.averages.total(losses))
             for summary in v1.get_collection(v1.GraphKeys.SUMMARIES):
                 if summary.op.type == "ScalarSummary" and summary.op.name == "loss":  # of the first tower
                     compat.set_input(summary.op, 1, tf.cast(spec.loss, summary.op.inputs[1].dtype))
@@ -173,7 +170,8 @@ class ModelTowers:
         sizes = [list(each) for each in zip(*all_sizes, strict=True)]
         if sizes and not (all(isinstance(size, int) for size in sizes[0]) and len(set(sizes[0])) == 1):
             examples = tf.cast(tf.stack(sizes[0]), tf.float64)
-            self._training.weights = tf.unstack(examples * count / tf.reduce_sum(examples))[first:after]
+            shares = examples * self._training.all_reduce.num_workers / tf.reduce_sum(examples)
+            self._training.averages = self._training.weighted(tf.unstack(shares)[first:after])
         return sizes
 
     def _drawn_by_example(self, tower: Tower):
@@ -241,7 +239,7 @@ class ModelTowers:
         begin, self._num_assigned = self._num_assigned, len(self._assigned[0])
         noted = [mine[begin : self._num_assigned] for mine in self._assigned]
         floating = [i for i, (variable, _) in enumerate(noted[0]) if variable.dtype.is_floating]
-        means = self._training.mean(
+        means = self._training.averages.means(
             [[tf.ensure_shape(mine[i][1], mine[i][0].shape) for i in floating] for mine in noted]
         )
         values = dict(zip(floating, means, strict=True))

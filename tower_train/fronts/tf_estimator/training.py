@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.cluster.program import Cluster
-from tower_train.fronts import compat, meeting, placement
+from tower_train.fronts import compat, meeting
+from tower_train.fronts.averages import Averages
 from tower_train.fronts.tf_estimator import library
 from tower_train.fronts.tf_estimator.inputs import Batches
 from tower_train.graph import collectives, gradients
@@ -39,10 +40,7 @@ class Training:
     """A call of Estimator.train, on this worker's devices and those of a cluster; batch_norm is RunConfig's."""
 
     batches: Batches | None = None  # of several towers
-    is_summed: Callable[[], bool] = staticmethod(lambda: False)  # whether the loss is, as of canned Estimators
     before_update: Callable[[], list[tf.Operation]] = staticmethod(list)  # makes ops for which an update waits
-    # over this worker's towers, float64 scalars: their examples by the mean over all towers; None if all have as many
-    weights: Sequence[tf.Tensor] | None = None
 
     def __init__(
         self, placed: Devices, cluster: Cluster | None = None, batch_norm: str = "global", is_compiled: bool = False
@@ -52,30 +50,20 @@ class Training:
         self.num_towers = len(placed.towers) * workers
         self.name = f"training {next(_trainings) if cluster else 0}"  # separates its messages
         self.all_reduce = AllReduce((HOST,), "collective", num_workers=workers, name=self.name)
+        self.averages = self.weighted([1 / len(placed.towers)] * len(placed.towers))
         self._checked: list[list[str]] = []  # over updates, the names of what is looked at
 
-    def mean(self, per_tower: list[list[tf.Tensor]]) -> list[tf.Tensor]:
-        """Returns the means over the towers of all workers, weighted by their examples, of these towers' tensors."""
-        if self.weights:
-            per_tower = [
-                [tf.cast(weight, each.dtype) * each for each in values]
-                for weight, values in zip(self.weights, per_tower, strict=True)
-            ]
-        return self.all_reduce.mean([[tf.add_n(each) / len(each) for each in zip(*per_tower, strict=True)]])[0]
+    def weighted(self, shares: Sequence) -> Averages:
+        """Returns the means over the towers of all workers. shares: of this worker's towers, 1 in all on average."""
+        return Averages(
+            shares,
+            lambda tensors: self.all_reduce.mean([list(map(_of_any_rows, tensors))])[0],
+            self.all_reduce.num_workers,
+        )
 
     def sum(self, value: tf.Tensor) -> tf.Tensor:
         """Returns the sum over workers."""
         return collectives.reduce(value, self.all_reduce.num_workers, f"{self.name} sum")
-
-    def weight_beside_sum(self, tower: meeting.Tower) -> tf.Tensor | None:
-        """Returns a tower's weight in means, if it has one and losses are sums over examples; else None."""
-        return self.weights[tower.place] if self.weights and self.is_summed() else None
-
-    def loss(self, losses: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns the loss of all towers' examples, by these towers' scalars."""
-        if not self.is_summed():
-            return self.mean([[each] for each in losses])[0]
-        return self.all_reduce.mean([[tf.add_n(losses)]])[0][0] * self.all_reduce.num_workers
 
     def update(
         self, optimizer, grads_and_vars: GradientsAndVariables, apply: Callable[[GradientsAndVariables], tf.Operation],
@@ -118,23 +106,6 @@ class Training:
                 "that it belongs to are unchanged, and the last checkpoint stays. Try a lower learning rate, or look "
                 "at the examples."
             ) from None
-
-    def mean_gradients(self, per_tower: list[GradientsAndVariables]) -> GradientsAndVariables:
-        """Returns the means over the towers of all workers of these towers' gradients."""
-        means: GradientsAndVariables = []
-        if self.weights and not self.is_summed():
-            per_tower = [
-                [(tf.math.scalar_mul(tf.cast(weight, grad.dtype), grad), variable) for grad, variable in pairs]
-                for weight, pairs in zip(self.weights, per_tower, strict=True)
-            ]
-        for pairs in zip(*per_tower, strict=True):
-            with tf.device(placement.of(pairs[0][1])):
-                means += gradients.average_gradients([[pair] for pair in pairs])
-        if self.all_reduce.num_workers > 1:
-            [values] = self.all_reduce.mean([[_with_known_shape(*pair) for pair in means]])
-            means = [(value, variable) for value, (_, variable) in zip(values, means, strict=True)]
-        factor = self.num_towers if self.is_summed() else 1
-        return [(tf.math.scalar_mul(factor, grad) if factor > 1 else grad, variable) for grad, variable in means]
 
     def _finite(self, per_tower: Sequence[GradientsAndVariables], means: GradientsAndVariables):
         """Returns gradients that are there only if all are finite; else the step fails before their update."""
@@ -179,10 +150,9 @@ for _optimizer in _OPTIMIZERS:
     compat.wrap_method(_optimizer, "apply_gradients", _averaging)
 
 
-def _with_known_shape(grad: tf.Tensor | tf.IndexedSlices, variable: tf.Variable) -> tf.Tensor | tf.IndexedSlices:
-    """Returns a gradient of its variable's shape; of a sparse one, workers may have rows for any number of indices."""
+def _of_any_rows(grad: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | tf.IndexedSlices:
+    """Returns a sparse gradient with rows of any number of indices, as workers may have; others as they are."""
     if not isinstance(grad, tf.IndexedSlices):
-        return tf.ensure_shape(grad, variable.shape)
-    values = tf.ensure_shape(grad.values, [None, *variable.shape[1:]])
-    any_number = v1.placeholder_with_default(values, [None, *variable.shape[1:]])
+        return grad
+    any_number = v1.placeholder_with_default(grad.values, [None, *grad.shape[1:]])
     return tf.IndexedSlices(any_number, grad.indices, grad.dense_shape)
