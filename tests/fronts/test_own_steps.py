@@ -230,7 +230,10 @@ def test_draws_of_tensorflow_are_by_example_and_the_check_finds_others():
     def kernel(draw, towers):
         keras.utils.set_random_seed(1)
         parallel = own(drawing(draw), towers)
-        parallel.fit(np.ones([7, 4], "float32"), verbose=0, batch_size=4, epochs=2)
+        batches = tf.data.Dataset.from_tensor_slices(np.ones([7, 4], "float32")).batch(
+            4, drop_remainder=draw is of_batch
+        )
+        parallel.fit(batches, verbose=0, epochs=2)
         return parallel.template.dense.kernel.numpy()
 
     def of_all(shape):
@@ -243,13 +246,17 @@ def test_draws_of_tensorflow_are_by_example_and_the_check_finds_others():
         of_columns = keras.random.dropout(tf.ones(shape), 0.5, noise_shape=(1, 4), seed=1)
         return tf.random.uniform(shape, seed=5) * drawn * kept + of_columns * tf.cast(wholes, tf.float32)
 
-    for draw in (lambda shape: tf.nn.dropout(tf.random.normal(shape), 0.5), by_example, of_all):
+    def of_batch(shape):
+        return keras.random.normal([4, 4]) + keras.random.uniform([4, 1], seed=1)
+
+    for draw in (lambda shape: tf.nn.dropout(tf.random.normal(shape), 0.5), by_example, of_all, of_batch):
         one, three = (kernel(draw, towers) for towers in (1, 3))
         np.testing.assert_allclose(one, three, rtol=0, atol=1e-6)
     features = np.ones([16, 4], "float32")
     for draw, data, found in (
         (tf.random.normal, (features,), "equal 1 on this network"),
         (tf.random.normal, (features, None), "equal 1 on this network"),
+        (keras.random.normal, (features,), "equal 1 on this network"),
         (lambda shape: tf.random.gamma(shape, 1.0), (features,), "random numbers by tower"),
     ):
         keras.utils.set_random_seed(1)

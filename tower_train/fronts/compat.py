@@ -27,6 +27,7 @@ from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.optimizers import base_optimizer
+from keras.src.random import seed_generator
 from keras.src.saving import saving_lib, serialization_lib
 from keras.src.trainers import data_adapters, trainer
 from tensorflow.core.framework.device_attributes_pb2 import DeviceAttributes
@@ -366,8 +367,10 @@ def random_states_kept() -> Iterator[None]:
             ops_state[0].setstate(ops_state[1])
         if drawn:
             drawn[0].assign(drawn[1])
-        else:
+        elif global_state.get_global_attribute(_SEED_GENERATOR):  # made since, of a seed that Python drew
             global_state.set_global_attribute(_SEED_GENERATOR, None)
+            with eager_mode():  # within a tower it would get no value
+                seed_generator.global_seed_generator()
 
 
 def train_on(model: keras.Model, batch) -> None:

@@ -18,14 +18,14 @@ _OF_NO_ROWS = ("beta", "binomial", "categorical", "gamma", "shuffle")  # of kera
 
 @contextlib.contextmanager
 def drawn_for_more(
-    rows: Callable[[Size], tuple[Size, tf.Tensor] | None], program: str, op_seeds: Iterator[int],
+    rows: Callable[[Size, bool], tuple[Size, tf.Tensor] | None], program: str, op_seeds: Iterator[int],
     is_off: Callable[[], bool],
 ) -> Iterator[list[Drawn]]:  # fmt: skip
     """Makes keras.random and tf.random draw for more rows within this block, from the same seeds, and keeps some rows.
 
     Args:
-      rows: first size of a draw's shape -> (the size to draw, indices of the rows to keep), or None for the draw as it
-        is.
+      rows: first size of a draw's shape, whether the program gives it as a number -> (the size to draw, indices of the
+        rows to keep), or None for the draw as it is.
       program: the name, for messages, of what draws: numbers that cannot be cut by rows are refused; "": they are not.
       op_seeds: of draws of tf.random without a seed.
       is_off: tells whether draws are as always just now, as of initial values.
@@ -57,7 +57,8 @@ def drawn_for_more(
         known = tf.get_static_value(shape, partial=True) if tf.is_tensor(shape) else shape
         known = [None] * (tf.compat.dimension_value(shape.shape[0]) or 0) if known is None else known
         sizes = [shape[i] if size is None else size for i, size in enumerate(known)]
-        chosen = rows(sizes[0] if tf.is_tensor(sizes[0]) else int(sizes[0])) if sizes else None
+        size = sizes[0] if sizes and tf.is_tensor(sizes[0]) else int(sizes[0]) if sizes else None
+        chosen = None if size is None else rows(size, isinstance(size, int) and not tf.is_tensor(shape))
         if chosen is None:
             return function(**given)
         more = function(**given | {"shape": (chosen[0], *sizes[1:])})
@@ -87,7 +88,7 @@ def _dropped(rows: Callable, dropout: Callable, given: dict) -> tf.Tensor:
     inputs, noise_shape = given["inputs"], given["noise_shape"]
     sizes = [tf.shape(inputs)[i] if size is None else size for i, size in enumerate(inputs.shape)]
     is_shared = noise_shape is not None and isinstance(noise_shape[0], int) and noise_shape[0] == 1
-    chosen = rows(sizes[0]) if 0 < given["rate"] < 1 and not is_shared else None
+    chosen = rows(sizes[0], False) if 0 < given["rate"] < 1 and not is_shared else None
     if chosen is None:
         return dropout(**given)
     ones = tf.ones((chosen[0], *sizes[1:]), inputs.dtype)
@@ -95,7 +96,9 @@ def _dropped(rows: Callable, dropout: Callable, given: dict) -> tf.Tensor:
     return inputs * tf.gather(kept, chosen[1])
 
 
-def rows_of_draw(cuts: Sequence[Cut], lengths: Sequence[Size], size: Size) -> tuple[Size, tf.Tensor] | None:
+def rows_of_draw(
+    cuts: Sequence[Cut], lengths: Sequence[Size], size: Size, is_number: bool
+) -> tuple[Size, tf.Tensor] | None:
     """Chooses a tower's rows of random numbers that are drawn for the whole batch.
 
     Args:
@@ -103,11 +106,15 @@ def rows_of_draw(cuts: Sequence[Cut], lengths: Sequence[Size], size: Size) -> tu
       lengths: of their sequences.
       size: the rows that the tower draws: by example if they are a multiple of a tensor's, as those of several
         consecutive batches, or first as those of a sequence's elements, [batch * time].
+      is_number: whether the program gives it as a number: that may be the whole batch's.
 
     Returns:
       The rows to draw for all towers, and the indices of this one's; None if a fixed size is of no example. A varying
       one gets numbers of the tower's own.
     """
+    for each in cuts if is_number else ():
+        if each.batch == size != each.rows:
+            return size, tf.range(each.begin, each.begin + each.rows)
     is_static = isinstance(size, int)
     cuts = [*(Cut(*(length * each for each in rows)) for length in lengths for rows in cuts), *cuts]
     cuts = [each for each in cuts if not is_static or isinstance(each.rows, int) and size % each.rows == 0]

@@ -90,14 +90,14 @@ class TowerModel(keras.Model):
                 self.template, devices[:count], self.merge_device, ALONE, batch_norm, "never", self.summed
             )
 
-        def optimizers(batch) -> list[keras.optimizers.Optimizer]:
-            found = rehearse(self.template, self._train, batch, self.towers)
+        def rehearsed(batch) -> tuple:
+            optimizers, assigned = rehearse(self.template, self._train, batch, self.towers)
             if is_first:
-                self._begin(found)
-            return found
+                self._begin(optimizers)
+            return optimizers, assigned
 
         return proof.compare_steps(
-            towers, self.template, batches, len(devices), self.batch_norm_over, optimizers, is_first=is_first
+            towers, self.template, batches, len(devices), self.batch_norm_over, rehearsed, is_first=is_first
         )
 
     def make_train_function(self, force=False):
@@ -168,7 +168,7 @@ class TowerModel(keras.Model):
         """Does a step in all towers; returns its report."""
         data = keras.tree.map_structure(parts.as_tensor, data)
         if self._optimizers is None:
-            self._begin(rehearse(self.template, program, data, self.towers))
+            self._begin(rehearse(self.template, program, data, self.towers)[0])
         self.exchange.begin("evaluation" if program is fit.test else "training", data)
         step = Step(self, data, self.exchange)
         returned = step.run(program)

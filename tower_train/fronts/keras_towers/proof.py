@@ -43,7 +43,7 @@ def first_step(model: keras.Model, train: Callable, compare: Callable[[Sequence]
 @compat.without_tracing_remarks()
 def compare_steps(
     towers: Callable[[int, str], keras.Model], alone: keras.Model, batches: Sequence, count: int, batch_norm: str,
-    rehearse: Callable[[Any], list[keras.optimizers.Optimizer]], is_first: bool = False,
+    rehearse: Callable[[Any], tuple[list, list[keras.Variable]]], is_first: bool = False,
 ) -> Outcome:  # fmt: skip
     """Compares a few steps of a model's towers with those of one device, and leaves the model as it was.
 
@@ -54,17 +54,17 @@ def compare_steps(
       alone: the compiled model, with the same variables.
       batches: as steps take them; the examples are their first ones.
       count, batch_norm: of the training's towers.
-      rehearse: batch -> the optimizers of a step on it, which it makes ready.
+      rehearse: batch -> the optimizers of a step on it, which it makes ready, and the variables that are assigned.
       is_first: whether nobody asked: then it may be of fewer towers and examples.
 
     Raises ConfigError if there are too few examples, or the model cannot be compared.
     """
     count, each, began = min(count, comparison.MOST_TOWERS) if is_first else count, comparison.EACH, time.monotonic()
-    optimizers, adds_losses = rehearse(batches[0]), compat.adds_losses(alone)
+    (optimizers, assigned), adds_losses = rehearse(batches[0]), compat.adds_losses(alone)
     if is_first and comparison.announce(2, 5 * (time.monotonic() - began), _HOW_NOT):  # of tracing, most of all
         count, each = 2, comparison.EACH // 2
     variables = [*alone.variables, *(v for each in optimizers for v in each.variables), *alone.metrics_variables]
-    variables = list({id(variable): variable for variable in variables}.values())
+    variables = list({id(variable): variable for variable in [*variables, *assigned]}.values())
     inner = [getattr(each, "inner_optimizer", each) for each in optimizers]
     # An optimizer that accumulates gradients updates once in so many steps.
     steps = max(STEPS, *(each.gradient_accumulation_steps or 1 for each in inner), 1)

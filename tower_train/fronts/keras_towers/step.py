@@ -204,20 +204,28 @@ def updates_noted() -> Iterator[list[Update]]:
         yield updates
 
 
-def rehearse(model: keras.Model, program: Program, data, towers: Sequence[str]) -> list[keras.optimizers.Optimizer]:
+def rehearse(
+    model: keras.Model, program: Program, data, towers: Sequence[str]
+) -> tuple[list[keras.optimizers.Optimizer], list[keras.Variable]]:
     """Runs a program on a whole batch, in no tower, in a graph that nobody runs: it creates the variables of layers,
-    metrics and optimizers, and spreads the weights over the towers' devices. Returns the optimizers that update."""
-    built, begun = set(map(id, model.weights)), []
+    metrics and optimizers, and spreads the weights over the towers' devices. Returns the optimizers that update, and
+    the variables that the program assigns, such as the state of draws that belong to no layer."""
+    built, begun, assigned = set(map(id, model.weights)), [], []
+
+    def noting(assign, variable, value):
+        assigned.append(variable)
+        return assign(variable, value)
+
     specs = keras.tree.map_structure(lambda leaf: leaf if leaf is None else tf.type_spec_from_value(leaf), data)
 
     def run(batch):  # TensorFlow calls this once more if it has created variables: it takes as long, for nothing
         if not begun:
             begun.append(True)
-            with tf.device(HOST):
+            with tf.device(HOST), compat.intercepted_assignments(noting):
                 program(model, batch)
 
     with updates_noted() as updates, compat.eager_mode(), tf.device(HOST):
         tf.function(run, autograph=False).get_concrete_function(specs)
         optimizers = list({id(optimizer): optimizer for optimizer, _ in updates}.values())
         placement.spread(model, optimizers, towers, built)
-    return optimizers
+    return optimizers, assigned
