@@ -1,15 +1,24 @@
-"""The images of a run: --dataset=auto, cifar10 or generated, and --data_dir."""
+"""The images of a run: --dataset=auto, cifar10 or generated, and --data_dir; CIFAR-10 is downloaded if need be."""
 
 import dataclasses
 import functools
 import os
 import pathlib
+import shutil
+import tarfile
 
-from cifar10 import download, generated, records
+from cifar10 import generated, records
 from tower_train import errors, workload
-from tower_train.data import directories
+from tower_train.data import directories, remote
 
 DATASETS = ("auto", "cifar10", "generated")
+FOLDER = "cifar-10-batches-bin"
+# The checksum is from TensorFlow Datasets and others, for the archive whose MD5 is on the home page.
+CIFAR10 = remote.RemoteFile(
+    url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+    num_bytes=170_052_171,
+    checksum=("sha256", "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),
+)
 
 _AUTO_TIMEOUT_SECS = 5  # a run that can do without the network waits less
 
@@ -42,22 +51,22 @@ def locate(request: workload.DataRequest) -> tuple[pathlib.Path, str]:
     if folder := find_cifar10(directory):
         return folder, ""
     if request.dataset == "cifar10":
-        return download.download(directory), ""
+        return download(directory), ""
     if request.data_dir is not None:
         raise errors.DataError(
-            f"--data_dir={request.data_dir}: neither it nor {download.FOLDER} in it holds {records.ALL_FILES[0]} to "
+            f"--data_dir={request.data_dir}: neither it nor {FOLDER} in it holds {records.ALL_FILES[0]} to "
             f"{records.ALL_FILES[-1]}. Name the directory that does, or add --dataset=cifar10 to download CIFAR-10 "
             "into it, or --dataset=generated to train on drawn images."
         )
     if failure := _download_failure(directory):
         return generated.generate(directory), f"because {failure}"
-    return directory / download.FOLDER, ""
+    return directory / FOLDER, ""
 
 
 def find_cifar10(directory: pathlib.Path) -> pathlib.Path | None:
     """Returns `directory` or `cifar-10-batches-bin` in it, whichever holds CIFAR-10, or None; DataError if it is
     incomplete."""
-    for folder in (directory, directory / download.FOLDER):
+    for folder in (directory, directory / FOLDER):
         missing = [name for name in records.ALL_FILES if not os.path.exists(folder / name)]
         if not missing:
             return folder
@@ -73,7 +82,33 @@ def find_cifar10(directory: pathlib.Path) -> pathlib.Path | None:
 def _download_failure(directory: pathlib.Path) -> str | None:
     """Downloads CIFAR-10; returns the reason of a failure, or None."""
     try:
-        download.download(directory, timeout_secs=_AUTO_TIMEOUT_SECS)
+        download(directory, timeout_secs=_AUTO_TIMEOUT_SECS)
     except errors.DataError as error:
         return str(error)
     return None
+
+
+def download(
+    data_dir: str | os.PathLike, archive: remote.RemoteFile = CIFAR10, timeout_secs: float = 15
+) -> pathlib.Path:
+    """Makes `data_dir`/cifar-10-batches-bin, unless it is there, by downloading, verifying and unpacking an archive;
+    returns it. Raises DataError for no network, a server that answers late or wrongly, another archive than expected,
+    or a `data_dir` that cannot be written to."""
+    folder = pathlib.Path(data_dir, FOLDER)
+
+    def fill(partial: pathlib.Path) -> None:
+        packed = partial / "archive.tar.gz"
+        remote.fetch(archive, packed, timeout_secs)
+        with tarfile.open(packed) as members:  # whose checksum is the expected one
+            for member in members:
+                name = pathlib.PurePosixPath(member.name).name
+                if member.isfile() and name in (*records.ALL_FILES, records.CLASS_NAMES_FILE):
+                    with members.extractfile(member) as source, open(partial / name, "wb") as target:
+                        shutil.copyfileobj(source, target)
+        packed.unlink()
+
+    def is_complete(there: pathlib.Path) -> bool:
+        return all((there / name).exists() for name in records.ALL_FILES)
+
+    advice = f"To have it, put its files ({records.ALL_FILES[0]} to {records.ALL_FILES[-1]}) into {folder}."
+    return remote.publish_folder("CIFAR-10", folder, fill, is_complete, advice)

@@ -13,13 +13,13 @@ import time
 
 import pytest
 
-from cifar10 import download, generated, records, source
+from cifar10 import generated, records, source
 from tower_train import console, errors
 from tower_train.data import directories, remote
 from tower_train.workload import DataRequest
 
 FILES = [*records.ALL_FILES, records.CLASS_NAMES_FILE]
-DOWNLOAD = download.download  # which most tests replace
+DOWNLOAD = source.download  # which most tests replace
 NOWHERE = "http://127.0.0.1:1/cifar-10-binary.tar.gz"  # a port where nobody listens
 
 
@@ -28,7 +28,7 @@ def default_dir(tmp_path, monkeypatch):
     """The default data directory, empty; a download fails as it does without a network."""
     monkeypatch.setenv("TOWER_TRAIN_DATA", str(tmp_path / "default"))
     nowhere = remote.RemoteFile(NOWHERE, num_bytes=1, checksum=("md5", ""))
-    monkeypatch.setattr(source.download, "download", functools.partial(DOWNLOAD, archive=nowhere))
+    monkeypatch.setattr(source, "download", functools.partial(DOWNLOAD, archive=nowhere))
     return tmp_path / "default"
 
 
@@ -39,9 +39,9 @@ def network(cifar10_dir, monkeypatch):
 
     def copy(directory, **timeouts):
         asked.append(directory)
-        return shutil.copytree(cifar10_dir, directory / download.FOLDER)
+        return shutil.copytree(cifar10_dir, directory / source.FOLDER)
 
-    monkeypatch.setattr(source.download, "download", copy)
+    monkeypatch.setattr(source, "download", copy)
     return asked
 
 
@@ -55,7 +55,7 @@ def drawn(default_dir, monkeypatch):
 @pytest.mark.parametrize(
     ("dataset", "named", "below"),
     [
-        ("auto", False, ""), ("auto", True, download.FOLDER), ("cifar10", True, ""),
+        ("auto", False, ""), ("auto", True, source.FOLDER), ("cifar10", True, ""),
         ("auto", False, None), ("cifar10", False, None), ("cifar10", True, None),
     ],
 )  # fmt: skip
@@ -77,14 +77,14 @@ def test_cifar10_is_used_where_it_lies_or_downloaded_once(
 def test_auto_falls_back_to_drawn_images_and_says_why_and_what_to_do(drawn, monkeypatch):
     """It waits for the network once."""
     train = source.examples(DataRequest("train"))
-    monkeypatch.setattr(source.download, "download", pytest.fail)
+    monkeypatch.setattr(source, "download", pytest.fail)
     test = source.examples(DataRequest("test"))
     assert [each.name for each in (train, test)] == ["generated train", "generated test"]
     assert train.dataset == test.dataset == "generated" and train.notice == test.notice
     assert train.class_names == generated.CLASS_NAMES
     assert "\n" not in train.notice and train.notice.startswith("NOT CIFAR-10")
     assert f"because CIFAR-10 could not be downloaded from {NOWHERE}: Connection refused." in train.notice
-    assert f"into {drawn / download.FOLDER}. Precision on them says nothing" in train.notice
+    assert f"into {drawn / source.FOLDER}. Precision on them says nothing" in train.notice
 
 
 def test_generated_never_asks_the_network_and_is_the_same_for_every_seed(network, drawn):
@@ -122,11 +122,11 @@ def _packed():
     members = [(name, bytes([i]) * 3073) for i, name in enumerate(FILES)] + [("readme.html", b"<html>")]
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-        folder = tarfile.TarInfo(download.FOLDER)
+        folder = tarfile.TarInfo(source.FOLDER)
         folder.type = tarfile.DIRTYPE
         archive.addfile(folder)
         for name, content in members:
-            member = tarfile.TarInfo(f"{download.FOLDER}/{name}")
+            member = tarfile.TarInfo(f"{source.FOLDER}/{name}")
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
     return packed.getvalue()
@@ -217,13 +217,13 @@ def test_a_failure_is_one_line_within_seconds_and_leaves_nothing(server, tmp_pat
     assert time.monotonic() - started < 5
     text = str(raised.value)
     assert "\n" not in text and re.search(f"from {archive.url}: .*{reason}", text), text
-    assert f"put its files (data_batch_1.bin to test_batch.bin) into {tmp_path}/{download.FOLDER}." in text
+    assert f"put its files (data_batch_1.bin to test_batch.bin) into {tmp_path}/{source.FOLDER}." in text
     assert os.listdir(tmp_path) == []
 
 
 def test_files_that_are_in_the_way_are_left_alone(server, tmp_path):
-    (tmp_path / download.FOLDER).mkdir()
-    (tmp_path / download.FOLDER / "mine").write_text("precious")
+    (tmp_path / source.FOLDER).mkdir()
+    (tmp_path / source.FOLDER / "mine").write_text("precious")
     with pytest.raises(errors.DataError, match="is in the way"):
         DOWNLOAD(tmp_path, server.archive())
-    assert (tmp_path / download.FOLDER / "mine").read_text() == "precious" and server.requests == 0
+    assert (tmp_path / source.FOLDER / "mine").read_text() == "precious" and server.requests == 0

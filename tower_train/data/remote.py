@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import requests
 
-from tower_train import console
+from tower_train import console, errors
 from tower_train.data import publish
 
 _CHUNK_BYTES = 2**17
@@ -33,7 +33,7 @@ class RemoteFile:
 
 
 class FetchError(Exception):
-    """A failed download; the text gives the user the reason."""
+    """A failed download; the text goes on after the name of what was to be downloaded."""
 
 
 def fetch(remote: RemoteFile, path: str | os.PathLike, timeout_secs: float = 15) -> None:
@@ -47,7 +47,7 @@ def fetch(remote: RemoteFile, path: str | os.PathLike, timeout_secs: float = 15)
     site = urllib.parse.urlsplit(remote.url).hostname
     console.notice(f"Downloading {remote.name} ({remote.num_bytes / 1e6:.3g} MB) from {site}")
     hash_name, expected = remote.checksum
-    received, digest = 0, hashlib.new(hash_name, usedforsecurity=False)
+    received, digest, problem = 0, hashlib.new(hash_name, usedforsecurity=False), ""
     unpacked_by_none = {"Accept-Encoding": "identity"}
     try:
         with (
@@ -64,28 +64,37 @@ def fetch(remote: RemoteFile, path: str | os.PathLike, timeout_secs: float = 15)
                 if received > remote.num_bytes:  # perhaps without end
                     break
     except requests.RequestException as error:
-        raise FetchError(_reason(error)) from None
-    if received != remote.num_bytes:
-        raise FetchError(f"got {received} bytes instead of {remote.num_bytes}")
-    if digest.hexdigest() != expected:
-        raise FetchError(f"got a file whose {hash_name} is {digest.hexdigest()}, not {expected}")
+        problem = _reason(error)
+    if not problem and received != remote.num_bytes:
+        problem = f"got {received} bytes instead of {remote.num_bytes}"
+    elif not problem and digest.hexdigest() != expected:
+        problem = f"got a file whose {hash_name} is {digest.hexdigest()}, not {expected}"
+    if problem:
+        raise FetchError(f"could not be downloaded from {remote.url}: {problem}")
 
 
 def publish_folder(
-    folder: pathlib.Path, fill: Callable[[pathlib.Path], None], is_complete: Callable[[pathlib.Path], bool]
-) -> None:
-    """Makes a folder as `publish.publish_folder`, but keeps a user's files that are there. Raises FetchError if the
-    folder cannot be written or holds other files; and whatever `fill` raises."""
+    name: str,
+    folder: pathlib.Path,
+    fill: Callable[[pathlib.Path], None],
+    is_complete: Callable[[pathlib.Path], bool],
+    advice: str,
+) -> pathlib.Path:
+    """Makes a folder of data of this name as `publish.publish_folder`, but keeps a user's files that are there; returns
+    it. Raises DataError, which ends with the advice, for what `fill` cannot fetch, or a folder that cannot be made."""
 
     def is_there(there: pathlib.Path) -> bool:
         if not (complete := is_complete(there)) and there.exists() and any(there.iterdir()):
-            raise FetchError(f"{there} is in the way, it holds other files")
+            raise FetchError(f"cannot be put into {there}: it is in the way, as it holds other files")
         return complete
 
     try:
         publish.publish_folder(folder, fill, is_there)
+    except FetchError as failure:
+        raise errors.DataError(f"{name} {failure}. {advice}") from None
     except OSError as error:
-        raise FetchError(f"{folder} cannot be written: {error.strerror or error}") from None
+        raise errors.DataError(f"{name} cannot be written to {folder}: {error.strerror or error}. {advice}") from None
+    return folder
 
 
 def _reason(error: BaseException) -> str:

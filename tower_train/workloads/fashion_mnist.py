@@ -9,7 +9,7 @@ import pathlib
 
 import tensorflow as tf
 
-from tower_train import errors, layers
+from tower_train import layers
 from tower_train.data import augmentation, directories, idx, remote
 from tower_train.workload import DataRequest, Examples, Workload
 
@@ -48,19 +48,13 @@ def download(directory: pathlib.Path, files: tuple[remote.RemoteFile, ...] = FIL
 
     def fill(partial: pathlib.Path) -> None:
         for file in files:
-            try:
-                remote.fetch(file, partial / file.name)
-            except remote.FetchError as failure:
-                raise remote.FetchError(f"could not be downloaded from {file.url}: {failure}") from None
+            remote.fetch(file, partial / file.name)
 
-    try:
-        remote.publish_folder(folder, fill, _has_files)
-    except remote.FetchError as failure:
-        raise errors.DataError(
-            f"Fashion-MNIST: {failure}. Put its four files ({files[0].name} and so on) into {folder}, or name the "
-            "directory that holds them with --data_dir."
-        ) from None
-    return folder
+    advice = (
+        f"Put its four files ({files[0].name} and so on) into {folder}, or name the directory that holds them with "
+        "--data_dir."
+    )
+    return remote.publish_folder("Fashion-MNIST", folder, fill, _has_files, advice)
 
 
 def inference(images: tf.Tensor, training: bool) -> tf.Tensor:
