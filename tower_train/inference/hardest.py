@@ -14,9 +14,7 @@ from tower_train.examples import Tensors
 from tower_train.graph import devices
 from tower_train.inference.evaluation_graph import evaluation_graph
 from tower_train.inference.saved_run import SavedRun
-from tower_train.run_dir import checkpoint
 
-v1 = tf.compat.v1
 _LOOKED_AT, _SHOWN = 1000, 12  # examples
 _THUMBNAIL = 96  # pixels
 _MOST_NUMBERS = 4  # of an output or a label
@@ -42,10 +40,8 @@ def hardest(run: SavedRun, count: int = _SHOWN) -> tuple[int, str, list[Hard]]:
     built = evaluation_graph(workload, sample, 1, run.dtype, run.moving_average_decay, placed)
     if built.loss is None:
         raise errors.ConfigError("the loss takes more than the outputs of an evaluation and labels.")
-    with built.graph.as_default(), v1.Session(config=placed.session_config) as session:
-        saver = v1.train.Saver(built.restored)
-        session.run([v1.local_variables_initializer(), v1.tables_initializer(), built.stream_initializer])
-        run.use_checkpoint(lambda path: checkpoint.restore(saver, session, path))
+    with run.session(built.graph, built.restored, placed) as session:
+        session.run(built.stream_initializer)
         for _ in range(built.num_steps):
             loss, pair = session.run((built.loss, built.whole))
             rows.append((np.inf if np.isnan(loss) else float(loss), *(tf.nest.map_structure(lambda a: a[0], pair))))

@@ -3,8 +3,10 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
+
+import tensorflow as tf
 
 from tower_train import console, errors
 from tower_train.config import EvaluateOptions, RunOptions
@@ -14,6 +16,7 @@ from tower_train.inference.evaluator import Evaluation, Evaluator
 from tower_train.run_dir import best, checkpoint, directory, logs
 from tower_train.workload import Workload, load
 
+v1 = tf.compat.v1
 T = TypeVar("T")
 RESULT_NAMES = {TEST: "evaluation", VALIDATION: "validation", TRAIN: "train_evaluation"}  # in result.json
 WATCH_SECS = 5.0  # between looks for a new checkpoint
@@ -56,6 +59,15 @@ class SavedRun:
             if newer == path:
                 raise
         return function(newer)
+
+    def session(self, graph: tf.Graph, restored: Mapping[str, tf.Variable], placed: devices.Devices) -> v1.Session:
+        """Opens a session with variables {name in the checkpoint: variable}; raises as `use_checkpoint`."""
+        with graph.as_default():
+            saver, prepare = v1.train.Saver(restored), [v1.local_variables_initializer(), v1.tables_initializer()]
+        session = v1.Session(graph=graph, config=placed.session_config)
+        session.run(prepare)
+        self.use_checkpoint(lambda path: checkpoint.restore(saver, session, path))
+        return session
 
 
 def run_directory(options: RunOptions) -> directory.RunDirectory:

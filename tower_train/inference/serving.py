@@ -13,7 +13,6 @@ from tower_train.graph.draws import Draws
 from tower_train.graph.layout import Tower
 from tower_train.graph.variables import Variables
 from tower_train.inference import network, saved_run
-from tower_train.run_dir import checkpoint
 from tower_train.workload import Workload
 
 v1 = tf.compat.v1
@@ -83,12 +82,7 @@ def opened(
     built = serving_graph(run, is_compiled)
     if is_compiled:
         xla.prepare(built.graph, placed.session_config)
-    with built.graph.as_default():
-        saver, tables = v1.train.Saver(built.restored), v1.tables_initializer()
-    session = v1.Session(graph=built.graph, config=placed.session_config)
-    session.run(tables)
-    run.use_checkpoint(lambda path: checkpoint.restore(saver, session, path))
-    return built, session
+    return built, run.session(built.graph, built.restored, placed)
 
 
 def _looked_at(examples: Examples) -> tuple[Tensors, bool]:
