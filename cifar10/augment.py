@@ -46,7 +46,7 @@ def augment(images: tf.Tensor, draws: workload.Draws) -> tf.Tensor:
     """
     row, column, flip, contrast = tf.split(draws.uniform("distort", 4), 4, axis=1)
     places = crops.SIZE - CROP_SIZE + 1
-    images = tf.cast(images, tf.float32)  # of which GPUs have crops
+    images = tf.cast(images, tf.float32)  # GPUs have no crops of uint8
     cropped = crops.crop(images, tf.floor(places * row), tf.floor(places * column), flip < 0.5, CROP_SIZE)
     return _standardize(cropped, MIN_CONTRAST + (MAX_CONTRAST - MIN_CONTRAST) * contrast)
 

@@ -64,7 +64,7 @@ def locate(request: workload.DataRequest) -> tuple[pathlib.Path, str]:
 
 
 def find_cifar10(directory: pathlib.Path) -> pathlib.Path | None:
-    """Returns `directory` or `cifar-10-batches-bin` in it, whichever holds CIFAR-10, or None; DataError if it is
+    """Returns `directory` or `cifar-10-batches-bin` in it, if one of them holds CIFAR-10; DataError if it is
     incomplete."""
     for folder in (directory, directory / FOLDER):
         missing = [name for name in records.ALL_FILES if not os.path.exists(folder / name)]

@@ -1,4 +1,4 @@
-"""Opening and reading files that anybody may have put there, of runs and of data. No TensorFlow here."""
+"""Opens and reads files of runs and of data, which anybody may have put there. No TensorFlow here."""
 
 import contextlib
 import errno

@@ -74,22 +74,17 @@ def free_addresses(count: int) -> list[str]:
     return list(free)
 
 
-def about_cores(*names: str) -> list[str]:
-    """Returns the values of any of these names in /proc/cpuinfo, one per core; none if unknown."""
-    return _values(CPUINFO, *names)
-
-
 def bfloat16_instructions() -> str | None:
     """Returns the name of the instructions by which every core multiplies bfloat16 faster than float32.
 
     "" if there are none, None if the system does not tell.
     """
-    cores = [set(flags.split()) for flags in about_cores("flags", "Features")]  # of x86 and of ARM
+    cores = [set(flags.split()) for flags in _values(CPUINFO, "flags", "Features")]  # of x86 and of ARM
     if not cores:
         return None
     instructions = next((name for name in _BFLOAT16_INSTRUCTIONS if all(name in core for core in cores)), "")
     # Of Intel's Xeons one port has avx512_bf16 where two have float32: half of float32's rate, as measured on one.
-    return "" if instructions == "avx512_bf16" and "GenuineIntel" in about_cores("vendor_id") else instructions
+    return "" if instructions == "avx512_bf16" and "GenuineIntel" in _values(CPUINFO, "vendor_id") else instructions
 
 
 def _values(path: str | os.PathLike, *names: str) -> list[str]:
@@ -114,7 +109,7 @@ def describe() -> dict:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # tower_train may run from a checkout
             versions[package] = importlib.metadata.version(package)
     return {
-        "processor": next(iter(about_cores("model name")), platform.processor() or platform.machine()),
+        "processor": next(iter(_values(CPUINFO, "model name")), platform.processor() or platform.machine()),
         "cores": cores(),
         "memory_bytes": total_memory(),
         "platform": platform.platform(),

@@ -10,14 +10,14 @@ from tower_train.bench import comparison, measure, plots, sides
 from tower_train.bench.measure import Figure, Result
 from tower_train.bench.sides import BenchmarkOptions, Side
 
-ABOUT = {"gpus": [], "flops_per_example": 1e6}
+COMMON = {"gpus": [], "flops_per_example": 1e6}
 RIVALS = [
     Side("port", "port:train", is_quick=True, label="Published script"),
     Side("port/2 towers", "port:train", num_devices=2),
 ]
 
 
-def names(common=ABOUT, **options):
+def names(common=COMMON, **options):
     [chosen] = sides.parts(BenchmarkOptions(**options), common, RIVALS).values()
     return [side.name for side in chosen]
 
@@ -32,7 +32,7 @@ def test_patterns_choose_sides():
 
 
 def test_a_sweep_is_over_batch_size_and_towers():
-    parts = sides.parts(BenchmarkOptions(sweep=True), ABOUT, RIVALS)
+    parts = sides.parts(BenchmarkOptions(sweep=True), COMMON, RIVALS)
     assert list(parts) == ["Batch size, 1 tower", "Towers, 128 examples a step"]
     sizes, towers = parts.values()
     assert [side.batch_size for side in sizes] == [8, 16, 32, 64, 128, 256, 512, 1024]
@@ -41,11 +41,11 @@ def test_a_sweep_is_over_batch_size_and_towers():
 
 
 def test_with_gpus_there_are_only_sides_that_have_a_gpu_for_each_tower():
-    one_gpu = names(ABOUT | {"gpus": ["A"]})
+    one_gpu = names(COMMON | {"gpus": ["A"]})
     assert "tower_train/1 tower/float32" in one_gpu
     assert not [name for name in one_gpu if "towers" in name]
     with pytest.raises(errors.ConfigError, match="matches no side that this machine has the devices for"):
-        names(ABOUT | {"gpus": ["A"]}, systems="*2 towers*")
+        names(COMMON | {"gpus": ["A"]}, systems="*2 towers*")
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_figure_shows_sides_by_name_and_a_panel_for_each_part(tmp_path):
     """Read from its SVG, in which letters are letters."""
 
     def texts(**options):
-        parts = sides.parts(BenchmarkOptions(**options), ABOUT, RIVALS)
+        parts = sides.parts(BenchmarkOptions(**options), COMMON, RIVALS)
         rows = {title: measure.compare([Result(side, {0: 1000.0, 1: 1050.0}) for side in chosen])
                 for title, chosen in parts.items()}  # fmt: skip
         svg, png = plots.draw(rows, tmp_path / "figure")

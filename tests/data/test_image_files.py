@@ -160,7 +160,7 @@ def test_a_cell_may_hold_commas_and_quotes_and_a_table_of_another_encoding_is_na
     (tmp_path / "labels.csv").write_text('image,class\na,"small, brown"\nb,"dog ""Rex"""\n')
     assert classes(tmp_path, "labels.csv")[0] == {"a.jpg": "small, brown", "b.jpg": 'dog "Rex"'}
     (tmp_path / "labels.csv").write_bytes("image,class\na,Köln\nb,Bonn\n".encode("latin-1"))
-    with pytest.raises(errors.DataError, match="byte 15 is not UTF-8, as which it must be saved. Name a CSV file."):
+    with pytest.raises(errors.DataError, match="byte 15 is not UTF-8; save it as UTF-8. Name a CSV file."):
         find(tmp_path, "train", labels="labels.csv")
 
 

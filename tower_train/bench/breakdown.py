@@ -32,7 +32,7 @@ _OP_TYPE = re.compile(r" = (\w+)\(")
 
 
 def run(options: BenchmarkOptions) -> list[str]:
-    """Divides a step of each tower count into breakdown.json and Chrome trace files; returns the lines to print."""
+    """Breaks down a step of each tower count into breakdown.json and Chrome trace files; returns the lines to print."""
     out = comparison.directory(options.out)
     breakdowns, written = [], [out / "breakdown.json"]
     for towers in options.tower_counts:
@@ -155,7 +155,7 @@ def traced_operations(trace: v1.RunMetadata) -> list[Operation]:
 
 
 def input_tensors(graph: tf.Graph) -> list[tf.Tensor]:
-    """Returns the tensors that bring a step its examples, or those of the next step; it waits for none that is fed."""
+    """Returns the tensors by which a step gets its examples, or the next step's; it does not wait for fed ones."""
     operations = graph.get_operations()
     ahead = [tensor for op in operations if op.name.endswith(transfer.NEXT) for tensor in op.outputs]
     if ahead:

@@ -167,7 +167,7 @@ def beta(uniform: tf.Tensor, alpha: float) -> tf.Tensor:
 
 def _neighbours(tensor: tf.Tensor) -> tf.Tensor:
     """Swaps rows 2k and 2k + 1."""
-    tensor = tf.cast(tensor, tf.int64) if tensor.dtype == tf.int32 else tensor  # of which GPUs have a gather
+    tensor = tf.cast(tensor, tf.int64) if tensor.dtype == tf.int32 else tensor  # GPUs have no gather of int32
     return tf.gather(tensor, tf.constant(np.arange(tensor.shape[0]) ^ 1, tf.int64))
 
 

@@ -19,8 +19,8 @@ from tower_train.data import arrays
 from tower_train.examples import Examples
 
 _DTYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
-_PIECE = 2**18  # bytes read at once, as a header may claim any number,
-_MUCH = 2**26  # of which so many show that it may be true
+_PIECE = 2**18  # bytes read at once, as a header may claim any number
+_MUCH = 2**26  # bytes after which the claim is believed, if memory has room
 
 
 def read(path: str | os.PathLike) -> np.ndarray:

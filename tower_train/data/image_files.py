@@ -28,7 +28,7 @@ class Listing:
     class_names: tuple[str, ...]  # names of labels 0, 1, ..., sorted
     split: str  # its folder's name, or train or validation
     notice: str = ""  # a line on other files in the folders; empty if there are none
-    num_all: int = 0  # images in the folder, of which a part may be set aside
+    num_all: int = 0  # images in the folder; a part of them may be set aside
 
     def paths(self) -> list[str]:
         return [os.path.join(self.root, name) for name in self.names]
@@ -202,7 +202,7 @@ def _labelled(
     notice: str,
     labels: str,
 ) -> Listing | None:
-    """Lists the images of a split's folder that have a class, which one for training has; None if there are none."""
+    """Lists the images of a split's folder that have a class, one of those in training; None if there are none."""
 
     def below(folder: pathlib.Path) -> dict[str, str]:
         prefix = "" if folder == directory else folder.name + os.sep

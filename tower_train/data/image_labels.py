@@ -92,7 +92,7 @@ def _from_table(directory: pathlib.Path, labels: str, option: str, paths: list[s
     except (OSError, ValueError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or "it is no CSV file with a header"
         if isinstance(error, UnicodeDecodeError):
-            reason = f"byte {error.start} is not UTF-8, as which it must be saved"
+            reason = f"byte {error.start} is not UTF-8; save it as UTF-8"
         raise errors.DataError(f"--{option}={labels}: {table} cannot be read: {reason}. Name a CSV file.") from None
     if uneven := next((number for number, row in enumerate(rows, 2) if len(row) != len(header)), None):
         raise errors.DataError(

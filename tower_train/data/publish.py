@@ -1,4 +1,4 @@
-"""Folders that appear whole or not at all, whichever processes are killed or want the same one."""
+"""Folders that appear whole or not at all, even if processes are killed or several want the same one."""
 
 import fcntl
 import os

@@ -30,7 +30,7 @@ class EvaluationStream(NamedTuple):
     initializer: tf.Operation  # op that puts the stream at its start
 
     def gathered(self, by_tower: Sequence[Tensors]) -> Tensors:
-        """Joins the rows of towers, less those that only fill up the end."""
+        """Joins the rows of towers, without those that only fill up the end."""
         counted = tf.concat(self.counted, axis=0)
         return tf.nest.map_structure(lambda *rows: tf.boolean_mask(tf.concat(rows, axis=0), counted), *by_tower)
 

@@ -21,7 +21,7 @@ _MOST_NUMBERS = 4  # of an output or a label
 
 
 class Hard(NamedTuple):
-    """An example: its loss, its label and what was predicted in words, and a PNG, or its features among the words."""
+    """An example: its loss; its label and prediction in words; and a PNG, or None and its features in the words."""
 
     loss: float
     words: str

@@ -80,7 +80,7 @@ def _check(folder: pathlib.Path, examples: Examples, session: v1.Session, built:
 
 @contextlib.contextmanager
 def _without_remarks() -> Iterator[None]:
-    """Lets TensorFlow's functions for SavedModels not warn of each other within this block."""
+    """Silences TensorFlow's functions for SavedModels, which warn of each other."""
     logger = tf.get_logger()
     before = logger.level
     logger.setLevel("ERROR")

@@ -1,4 +1,4 @@
-"""Metrics of a whole set of examples, which are no means over examples: keras.metrics, and functions of all outputs."""
+"""Metrics of a whole set that are not means over examples: keras.metrics, and functions of all outputs."""
 
 import functools
 import logging
