@@ -24,14 +24,11 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict]:
     """Reads a command line with options of the trainer and of the workload.
 
     TensorFlow is imported for the workload, after mistakes in the trainer's options and --help without --workload and
-    --recipe have been answered.
+    --recipe have been answered. Raises ConfigError as command_line.parse; or for no such workload or recipe, or a
+    workload with an option of the trainer.
 
     Returns:
-      The Config, completed by the workload's recipe, and {name: value} of the workload's options, with those of
-      --recipe.
-
-    Raises:
-      ConfigError: as command_line.parse; or no such workload or recipe, or a workload with an option of the trainer.
+      The Config, completed by the workload's recipe; and {name: value} of the workload's options, --recipe's included.
     """
     trainers = command_line.option_fields(Config, RecipeOptions)
     first = command_line.parse_values(argv, trainers, known_only=True)

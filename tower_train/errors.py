@@ -54,14 +54,8 @@ class MirrorError(UserError):
 
 
 class WorkerError(UserError):
-    """A missing or failed worker of the cluster; another start resumes from the last checkpoint.
-
-    Args:
-      text: names the worker, and says what to do.
-      exit_status: of this process.
-      is_final: whether the process must not start itself again.
-      environment: variables for the next start of this process.
-    """
+    """A missing or failed worker of the cluster; another start resumes from the last checkpoint, unless is_final, with
+    these variables added to the environment."""
 
     # To be started again: with restartPolicy ExitCode Kubeflow's training operator does so from 128 on, its predecessor
     # at 138 too, which is the one left to users (IsRetryableExitCode in their pkg/util/train/train_util.go).
@@ -101,14 +95,8 @@ def described(value) -> str:
 
 
 def returned(owner: str, function: str, value, wanted: str) -> GraphError:
-    """Makes the error for a user's function that returned something else than it may.
-
-    Args:
-      owner: of the function, such as 'workload mine'.
-      function: its name.
-      value: what it returned.
-      wanted: the allowed values, after "Let it return ".
-    """
+    """Makes the error for a user's function that returned something else than it may. owner: 'workload mine', say.
+    wanted: the allowed values, after "Let it return "."""
     return GraphError(f"{owner}: {function} returned {described(value)}. Let it return {wanted}.")
 
 

@@ -25,13 +25,8 @@ class FromExamples:
     """
 
     def __init__(self, examples: Examples, count: int, function: Callable[[Tensors, Tensors], np.ndarray]):
-        """Keeps the function and its examples.
-
-        Args:
-          examples: those of Workload.inference_for.
-          count: how many of them, or all if there are fewer.
-          function: (features, labels), numpy arrays before any preprocessing -> the value, of the variable's shape.
-        """
+        """Takes the examples of Workload.inference_for, how many of them to read, and a function: (features, labels),
+        numpy arrays before any preprocessing -> the value, of the variable's shape."""
         self._examples, self._count, self._function = examples, count, function
         self._lock, self._value = threading.Lock(), None
 

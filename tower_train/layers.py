@@ -187,14 +187,8 @@ def _resizing(from_size: int, to_size: int) -> np.ndarray:
 def weights(
     shape: list[int], dtype: tf.DType, initializer=None, weight_decay: float = 0.0, name: str = "weights"
 ) -> tf.Tensor:
-    """Creates trained weights in the current variable scope, or reuses them.
-
-    Args:
-      shape, dtype: of the variable.
-      initializer: None for Glorot's uniform one, get_variable's default.
-      weight_decay: adds weight_decay * sum(weights ** 2) / 2 to the loss, once for all towers; 0 for nothing.
-      name: of the variable.
-    """
+    """Creates trained weights in the current variable scope, or reuses them; by default with Glorot's uniform values.
+    weight_decay adds weight_decay * sum(weights ** 2) / 2 to the loss, once for all towers."""
     regularizer = (lambda variable: weight_decay * tf.nn.l2_loss(variable)) if weight_decay else None
     return v1.get_variable(name, shape, dtype, initializer, regularizer=regularizer)
 
@@ -205,17 +199,8 @@ def biases(outputs: tf.Tensor, value: float = 0.0) -> tf.Tensor:
 
 
 def affine(inputs: tf.Tensor, units: int, initializer=None, weight_decay: float = 0.0, bias: float = 0.0) -> tf.Tensor:
-    """Applies a fully connected layer without activation function, with variables `weights` and `biases`.
-
-    Args:
-      inputs: floating point [batch, channels].
-      units: channels of the outputs.
-      initializer, weight_decay: of the weights, as for `weights`.
-      bias: initial value of the biases.
-
-    Returns:
-      [batch, units].
-    """
+    """Applies a fully connected layer without activation function, from [batch, channels] to [batch, units], with
+    variables `weights`, which get the initializer and the weight decay, and `biases`, which begin at `bias`."""
     products = tf.matmul(inputs, weights([inputs.shape[-1], units], inputs.dtype, initializer, weight_decay))
     return tf.nn.bias_add(products, biases(products, bias))
 

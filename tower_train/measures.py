@@ -9,18 +9,11 @@ MODES = {"precision @ 1": MAX, "precision @ 5": MAX, "absolute error": MIN, "squ
 
 
 def classification_metrics(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Computes per-example precision @ 1, and @ 5 if there are more than five classes.
+    """Computes per-example precision @ 1, and @ 5 if there are more than five classes, of floating point logits [batch,
+    classes] and integer labels [batch]: {metric name: float32 [batch] of zeros and ones}.
 
-    Args:
-      logits: floating point [batch, classes].
-      labels: integer [batch].
-
-    Returns:
-      {metric name: float32 [batch] of zeros and ones}. A class whose logit equals the right one's, or either of which
-        is NaN, ranks above it.
-
-    Raises:
-      GraphError: other shapes, or labels that are no integers.
+    A class whose logit equals the right one's, or either of which is NaN, ranks above it. Raises GraphError for other
+    shapes, or labels that are not integers.
     """
     labels = _checked_classes("classification_metrics", logits, labels)
     right = tf.gather(logits, labels, batch_dims=1)[:, tf.newaxis]
@@ -34,11 +27,7 @@ def classification_metrics(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf
 def softmax_cross_entropy(
     logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float = 0.0, weights: tf.Tensor | None = None
 ) -> tf.Tensor:
-    """Returns the mean of `softmax_cross_entropies`. Weights [batch] multiply the examples' losses before that mean.
-
-    Raises:
-      GraphError: other shapes, or labels that are no integers.
-    """
+    """Returns the mean of `softmax_cross_entropies`. Weights [batch] multiply the examples' losses before that mean."""
     return _mean(softmax_cross_entropies(logits, labels, label_smoothing), weights)
 
 
@@ -46,10 +35,8 @@ def softmax_cross_entropies(logits: tf.Tensor, labels: tf.Tensor, label_smoothin
     """Returns the cross-entropies, [batch, ...], between integer labels [batch, ...] and logits [batch, ..., classes].
 
     With label_smoothing e, a label is worth 1 - e, and e is spread evenly over all classes, the right one included
-    (Szegedy et al. 2016, "Rethinking the Inception architecture", section 7).
-
-    Raises:
-      GraphError: other shapes, or labels that are no integers.
+    (Szegedy et al. 2016, "Rethinking the Inception architecture", section 7). Raises GraphError for other shapes, or
+    labels that are not integers.
     """
     labels = _checked_classes("softmax_cross_entropy", logits, labels)
     loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
@@ -62,29 +49,15 @@ def softmax_cross_entropies(logits: tf.Tensor, labels: tf.Tensor, label_smoothin
 def mean_squared_error(outputs: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
     """Returns the mean over the batch, and over the numbers of an example, of (outputs - labels)².
 
-    Args:
-      outputs: floating point [batch, ...].
-      labels: numbers [batch, ...] of the same shape; [batch] and [batch, 1] are the same.
-      weights: factors [batch] of the examples' means.
-
-    Raises:
-      GraphError: other shapes.
+    Outputs are floating point [batch, ...], labels numbers of the same shape; [batch] and [batch, 1] are the same.
+    Weights [batch] multiply the examples' means. Raises GraphError for other shapes.
     """
     return _mean(tf.square(_differences("mean_squared_error", outputs, labels)), weights)
 
 
 def regression_metrics(outputs: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Computes each example's absolute and squared error, the mean over its numbers if it has several.
-
-    Args:
-      outputs, labels: as for mean_squared_error.
-
-    Returns:
-      {metric name: floating point [batch]}.
-
-    Raises:
-      GraphError: other shapes.
-    """
+    """Computes each example's absolute and squared error, the mean over its numbers if it has several: {metric name:
+    floating point [batch]}. Outputs and labels are as for mean_squared_error."""
     differences = _differences("regression_metrics", outputs, labels)
     numbers = list(range(1, differences.shape.rank))
     return {

@@ -39,17 +39,14 @@ def network(
     mean over pixels.
 
     Args:
-      name: one of NAMES.
-      image_size: height and width of the images, in pixels; they have three channels.
       weights: a file written by Keras (.weights.h5, or .h5 as published for `include_top=False`), 'imagenet' for Keras'
         own, or 'none'.
       freeze_until: the last layer that is not trained; empty to train all.
-      num_classes: the number of logits.
       freeze_epochs: epochs in which only the classifier is trained; if above 0, batch normalisation is never.
       unfreeze_rate: factor of the other layers' learning rate after them.
 
-    Raises, when it is called:
-      ConfigError: images too small for the network, no such layer, missing weights or weights of another network.
+    When it is called it raises ConfigError for images too small for the network, no such layer, missing weights or
+    weights of another network.
     """
 
     def build(weights: str) -> keras.Model:
