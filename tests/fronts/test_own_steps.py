@@ -185,7 +185,7 @@ def in_a_branch(self, x):
     "step, message",
     [(lambda self, x: steps.join(ops.mean(x)), "steps.join got a scalar"),
      (lambda self, x: keras.random.gamma([], 1.0), "keras.random.gamma.*gpus=1"),
-     (in_a_branch, "^apply_gradients of SGD is inside of a branch"),
+     (in_a_branch, "^an update of SGD is inside of a branch"),
      (after_an_update(lambda model, x, loss: {"rows": x}), r"returns .'rows': .*; give a dict of scalars"),
      (after_an_update(lambda model, x, loss: None), "returns None; give a dict"),
      (after_an_update(lambda model, x, loss: loss), "returns .*; give a dict")],

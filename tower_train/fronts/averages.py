@@ -22,16 +22,16 @@ class Averages:
 
     def __init__(self, shares: Sequence[Weight], add: Callable[[list], list] = list, unit: float = 1.0):
         self.shares, self._add, self._unit = list(shares), add, unit
-        # whether the towers' losses add up to that of the whole batch; else it is their mean
+        # whether the whole batch's loss is the sum of the towers' losses; else it is their mean
         self.losses_add_up: Callable[[], bool] = lambda: False
 
     @property
     def weights(self) -> list[Weight]:
-        """Over towers, the weight of its loss, and so of its gradients, in that of the whole batch."""
+        """The weights of the towers' losses, and so of their gradients, in the whole batch's."""
         return [self._unit] * len(self.shares) if self.losses_add_up() else self.shares
 
     def means(self, per_tower: PerTower) -> list[tf.Tensor]:
-        """Returns the means of floating-point tensors; of others the sums, over towers that have examples."""
+        """Returns the means of floating-point tensors, and the sums of others over towers with examples."""
         sums = []
         for values in zip(*per_tower, strict=True):
             counted = self.shares if values[0].dtype.is_floating else list(map(tf.math.ceil, self.shares))
@@ -43,7 +43,7 @@ class Averages:
         return self._add([_weighted_sum(losses, self.weights)])[0]
 
     def share_of_loss(self, place: int) -> Weight | None:
-        """Returns a tower's weight in means by that of its loss; None if they are the same."""
+        """Returns a tower's weight in means divided by its loss's weight; None if they are equal."""
         return self.shares[place] / self._unit if self.losses_add_up() else None
 
     def gradients(self, per_tower: Sequence[GradientsAndVariables]) -> GradientsAndVariables:

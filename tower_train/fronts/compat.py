@@ -176,7 +176,7 @@ def replaced_here(owner: Any, name: str, replacement: Callable) -> Iterator[None
 
 @functools.cache
 def _original(owner: Any, name: str) -> Callable:
-    """Puts what looks for a thread's replacement in the place of an attribute, for good; returns the attribute."""
+    """Replaces an attribute for good by a lookup of the thread's replacement; returns the attribute."""
     original = getattr(owner, name)
     if isinstance(original, property):
         getter, setter = original.fget, original.fset
@@ -332,7 +332,7 @@ def batches(x, y, sample_weight, size: int) -> Iterator[tuple]:
 
 
 def as_dataset(batches: Sequence, spec) -> tf.data.Dataset:
-    """Returns the data set of batches, whose elements are of this specification, so that no function is traced anew."""
+    """Returns a data set of these batches with this element_spec, for which no function is traced anew."""
     variants = [tf.data.experimental.to_variant(tf.data.Dataset.from_tensors(batch)) for batch in batches]
     datasets = [tf.data.experimental.from_variant(variant, spec) for variant in variants]
     return functools.reduce(tf.data.Dataset.concatenate, datasets)
@@ -340,7 +340,7 @@ def as_dataset(batches: Sequence, spec) -> tf.data.Dataset:
 
 @contextlib.contextmanager
 def without_tracing_remarks() -> Iterator[None]:
-    """Keeps TensorFlow from warnings that functions are traced often, as those of other models count too."""
+    """Suppresses TensorFlow's warnings about retracing, which also count other models' functions."""
     is_other = lambda record: "tf.function retracing" not in record.getMessage()  # noqa: E731
     tf.get_logger().addFilter(is_other)
     try:
@@ -591,7 +591,7 @@ def take_losses(model: keras.Model, kept: dict[int, set]) -> None:
 
 
 def adds_losses(model: keras.Model) -> bool:
-    """Returns whether a layer added a loss in the last call of a model, but for regularizers of its outputs."""
+    """Returns whether a layer added a loss in a model's last call, other than activity regularizers."""
     return any(len(each._losses) > (each.activity_regularizer is not None) for each in model._flatten_layers())
 
 

@@ -11,7 +11,7 @@ from tower_train.fronts import compat
 from tower_train.fronts.parts import Cut, Size
 from tower_train.graph import context, xla
 
-Drawn = tuple[tf.Tensor, Callable]  # a tower's rows of a draw for more, and what gives those of a draw as always
+Drawn = tuple[tf.Tensor, Callable]  # a tower's rows of a larger draw, and a function that draws them as usual
 
 _OF_NO_ROWS = ("beta", "binomial", "categorical", "gamma", "shuffle")  # of keras.random
 
@@ -28,10 +28,10 @@ def drawn_for_more(
         rows to keep), or None for the draw as it is.
       program: the name, for messages, of what draws: numbers that cannot be cut by rows are refused; "": they are not.
       op_seeds: of draws of tf.random without a seed.
-      is_off: tells whether draws are as always just now, as of initial values.
+      is_off: tells whether to draw as usual now, such as for initial values.
 
     Yields:
-      A list that gets those of each draw.
+      A list that collects these draws.
     """
     cut = []
 
@@ -74,7 +74,7 @@ def drawn_for_more(
 
 
 def draw_whole(needed: Collection[tf.Operation], drawn: Sequence[Drawn]) -> None:
-    """Gives operations what is drawn as always, where it was cut because its size could have been one of examples."""
+    """Undoes cuts for operations that need draws of no examples: their size just equalled a batch's."""
     for kept, draw in drawn:
         if kept.op in needed:
             whole = draw()

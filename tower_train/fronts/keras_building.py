@@ -50,7 +50,7 @@ def floatx(dtype: str):
 
 
 def named_variables(model: keras.Model) -> dict[str, keras.Variable]:
-    """Returns a model's variables, but for its metrics', by their names in a graph; GraphError if two have one."""
+    """Returns a model's variables, except its metrics', by their names in a graph; GraphError for a repeated name."""
     metrics = {id(variable) for variable in model.metrics_variables}
     named: dict[str, keras.Variable] = {}
     for variable in model.variables:
@@ -65,7 +65,7 @@ def named_variables(model: keras.Model) -> dict[str, keras.Variable]:
 
 
 def features_fault(model: keras.Model, features) -> str | None:
-    """Returns why a model's keras.Input do not take such features, of which Keras writes pages; None if they do."""
+    """Returns why features do not fit a model's keras.Input, in one line instead of Keras' pages; None if they do."""
     inputs, given = tf.nest.flatten(getattr(model, "inputs", None) or []), tf.nest.flatten(features)
     if isinstance(features, Mapping):
         named = model.input if inputs and isinstance(model.input, Mapping) else {each.name: each for each in inputs}
@@ -96,7 +96,7 @@ def features_fault(model: keras.Model, features) -> str | None:
 
 
 def output_names(model: keras.Model, outputs) -> list[str]:
-    """Returns the names of a model's outputs, of which `outputs` is a structure."""
+    """Returns the names of a model's outputs, a structure."""
     if isinstance(model, keras.Sequential):
         return [model.layers[-1].name]
     count = len(keras.tree.flatten(outputs))

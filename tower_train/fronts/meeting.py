@@ -1,8 +1,8 @@
 """Towers that meet: a program that knows nothing of towers runs once in each; they wait for each other where something
 concerns all of them.
 
-Each tower has a thread, of which one runs at a time. It runs until it meets; once all towers do so, the first one goes
-on with the meeting and with its program, then the others. So ops are made in the order of the program, and what a
+Each tower has a thread, and one thread runs at a time. It runs until it meets; once all towers do so, the first one
+goes on with the meeting and with its program, then the others. So ops are made in the order of the program, and what a
 meeting makes stands in the first tower's place: its names, control dependencies and variables are the program's.
 
 Gradients of variables, wherever a program computes them, are the means over all towers. What it does with them before
@@ -38,7 +38,7 @@ class _AbandonedError(BaseException):
 
 @dataclasses.dataclass(eq=False)
 class Tower:
-    """A tower whose program runs."""
+    """A running tower."""
 
     towers: "Towers"  # of this process
     place: int  # its index among them
@@ -63,7 +63,7 @@ class Towers:
       averages: over all towers; None: the plain mean of these.
       first, count: the first one's index among the towers of all workers, and their number.
       inside: tower -> context manager in which its program runs, in its thread.
-      turn: tower -> context manager around each of its turns, for what is global in a process or a graph.
+      turn: tower -> context manager around each of its turns, for state that the process or the graph shares.
     """
 
     def __init__(
@@ -157,8 +157,8 @@ class Towers:
         return means
 
     def updates(self, per_tower: Sequence[GradientsAndVariables]) -> GradientsAndVariables:
-        """Returns the gradients by which all towers update, from those of each. One that is computed from means, as
-        clipped ones are, and otherwise not from the batch, is the first tower's."""
+        """Returns the gradients to apply. Those computed from means alone, such as clipped ones, are the first tower's;
+        others are averaged."""
         self.have_averaged, per_tower = True, gradients.without_unused(list(per_tower))
         if self._towers[0].count == 1:
             return per_tower[0]
@@ -168,7 +168,7 @@ class Towers:
         return [means.get(i, pair) for i, pair in enumerate(per_tower[0])]
 
     def before_means(self, per_tower: Sequence[GradientsAndVariables]) -> list[GradientsAndVariables]:
-        """Returns over towers the gradients of which those of each are the means; others as they are."""
+        """Replaces means by the gradients that each tower had before they met."""
         return [
             [
                 (self._means[key][i] if (key := _tensor(grad).ref()) in self._means else grad, v)
@@ -179,8 +179,7 @@ class Towers:
         ]
 
     def _is_of_means(self, grad: tf.Tensor) -> bool:
-        """Returns whether the first tower computes a tensor from means of gradients, and otherwise from nothing of the
-        batch."""
+        """Returns whether the first tower computes a tensor from means of gradients and not from its batch."""
         tower, seen, left, is_of_means = self._towers[0], set(), [grad], False
         while left:
             tensor = left.pop()
@@ -304,7 +303,7 @@ def mean(values: Sequence[tf.Tensor], what: str = "a mean over towers") -> list[
 
 
 def gradients_of_means(grads: Sequence[tf.Tensor], what: str) -> list[tf.Tensor]:
-    """Returns the gradients of a tower's values, of those of their means over all towers."""
+    """Propagates gradients of means over all towers back to a tower's values."""
     tower, what = current(), f"the gradient of {what}"
     if (share := tower.towers.averages.share_of_loss(tower.place)) is None:
         return mean(grads, what)
@@ -314,8 +313,8 @@ def gradients_of_means(grads: Sequence[tf.Tensor], what: str) -> list[tf.Tensor]
 
 
 def _gradients(compute: Callable[[], list[tuple]], is_recorded: bool) -> list[Gradient]:
-    """Computes gradients in a tower; those of variables are the means over all towers, of which a program may compute
-    what it likes, such as their norm. Within a branch, a loop or a function they are the tower's own."""
+    """Computes gradients in a tower. Those of variables are means over all towers, except in a branch, a loop or a
+    tf.function, where towers cannot meet."""
     tower = current()
     if tower is None or tower.count == 1 or _is_backward.get() or not can_meet():
         return [grad for grad, _ in compute()]

@@ -10,8 +10,8 @@ class TowerScope(keras.StatelessScope):
     """A scope in which layers and programs compute on given values of variables, and what they assign is noted.
 
     Args:
-      values: (variable, value), used instead of the variable's own value. Gradients of a weight go to it from what is
-        assigned too, as on one device.
+      values: (variable, value), used instead of the variable's own value. Gradients also
+        reach a weight through values assigned to it, as on one device.
     """
 
     def __init__(self, values: Iterable[tuple]):
@@ -29,5 +29,5 @@ class TowerScope(keras.StatelessScope):
 
 @tf.custom_gradient
 def _assigned(before: tf.Tensor, value: tf.Tensor):
-    """Returns a value that a weight is assigned; its gradient is that of the weight."""
+    """Returns a value assigned to a weight; its gradient goes to the weight."""
     return tf.identity(value), lambda grad: (grad, None)

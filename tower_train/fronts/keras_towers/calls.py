@@ -1,4 +1,4 @@
-"""The calls of a step's program at which towers meet: rows joined, what is done once, updates and metrics.
+"""The calls at which the towers of a step meet: joins of rows, `once`, updates and metrics.
 
 Outside of towers each does what it says, on one device.
 """
@@ -16,7 +16,6 @@ from tower_train import errors
 from tower_train.fronts import compat, meeting, parts
 from tower_train.fronts.keras_building import output_names
 from tower_train.fronts.keras_towers.step import Step, noted_updates, running
-from tower_train.graph.gradients import GradientsAndVariables
 
 
 def once(function: Callable[[], Any]):
@@ -51,10 +50,10 @@ def join(tensors):
 
 
 def join_batch(model: keras.Model, x, y, y_pred, sample_weight, needs_x: bool):
-    """As `join`, of a batch and a model's outputs for it, of which scalars are means over examples.
+    """Joins a batch and a model's outputs for it, in which scalars are means over examples.
 
-    Raises ConfigError for an output whose first axis is not the batch; where that is known in the step only, it fails
-    with a message that `explained` finds.
+    Raises ConfigError for an output whose first axis is not the batch. If only the step can tell, it fails with a
+    message that `explained` recognizes.
     """
     step = running()
     if step is None:
@@ -105,7 +104,7 @@ _OTHER_ROWS = (
 
 
 def _check_rows(what: str, output: tf.Tensor, inputs: Sequence[parts.Size]) -> None:
-    """Refuses an output whose rows are not those of a batch's examples, or a fixed number for each."""
+    """Refuses an output whose number of rows is not a multiple of the examples."""
     rows, message = parts.batch_size(output), f"{what} of shape {output.shape} {_OTHER_ROWS}"
     known = [size for size in inputs if isinstance(size, int)]
     if isinstance(rows, int) and not any(rows % size == 0 for size in known):
@@ -136,35 +135,25 @@ def explained() -> Iterator[None]:
         raise
 
 
-def _updating(method: Callable, _) -> Callable:
-    """Makes a method apply_gradients(pairs) or apply(gradients, variables) that of all towers, where they call it."""
-    takes_pairs = method.__name__ == "apply_gradients"
+def _updating(apply: Callable, _) -> Callable:
+    """Makes towers meet in an optimizer's `apply`, which apply_gradients calls."""
 
-    @functools.wraps(method)
-    def in_all_towers(optimizer, grads, *args, **kwargs):
+    @functools.wraps(apply)
+    def in_all_towers(optimizer, grads, trainable_variables=None):
         step, updates = running(), noted_updates()
-        if step is None and updates is None:
-            return method(optimizer, grads, *args, **kwargs)
-        if takes_pairs:
-            pairs = list(grads)
-        else:
-            [variables] = args or kwargs.values() or [None]
-            pairs = list(zip(grads, compat.trained_by(optimizer) if variables is None else variables, strict=True))
-
-        def update(pairs: GradientsAndVariables):
-            return method(optimizer, *([pairs] if takes_pairs else zip(*pairs, strict=True)))
-
+        variables = compat.trained_by(optimizer) if trainable_variables is None else trainable_variables
         if updates is not None:
-            updates.append((optimizer, pairs))
-            return update(pairs)
-        merge = lambda asked: update(step.towers.updates(asked) or asked[0])  # noqa: E731
-        return step.meet(pairs, merge, f"{method.__name__} of {type(optimizer).__name__}")
+            updates.append((optimizer, list(zip(grads, variables, strict=True))))
+        if step is None:
+            return apply(optimizer, grads, trainable_variables)
+        merge = lambda asked: apply(optimizer, *zip(*(step.towers.updates(asked) or asked[0]), strict=True))  # noqa: E731
+        return step.meet(list(zip(grads, variables, strict=True)), merge, f"an update of {type(optimizer).__name__}")
 
     return in_all_towers
 
 
 def _measuring(update_state: Callable, _) -> Callable:
-    """Makes a metric's update_state one of all rows, and of scalars' totals, where towers call it."""
+    """Makes towers meet in a metric's update_state, which gets the rows of all and the means of scalars."""
 
     @functools.wraps(update_state)
     def in_all_towers(metric, *args, **kwargs):
@@ -181,6 +170,5 @@ def _measuring(update_state: Callable, _) -> Callable:
     return in_all_towers
 
 
-for _name in ("apply_gradients", "apply"):
-    compat.wrap_method(compat.BaseOptimizer, _name, _updating)
+compat.wrap_method(compat.BaseOptimizer, "apply", _updating)
 compat.wrap_method(keras.metrics.Metric, "update_state", _measuring)

@@ -24,7 +24,7 @@ from tower_train.graph.devices import HOST
 v1 = tf.compat.v1
 
 _WORD = np.dtype(np.int64)  # messages are sent in words of this type
-_WHOLE = 8  # batches of a series of which workers compare each byte
+_WHOLE = 8  # first batches of a series, which workers compare byte by byte
 _SAMPLE = 4096  # numbers of each tensor that they compare of later ones
 
 

@@ -101,7 +101,7 @@ class TowerModel(keras.Model):
         )
 
     def make_train_function(self, force=False):
-        """Makes Keras' function of a step, the first of which compares towers with one device."""
+        """Makes Keras' function of a step; its first call compares towers with one device."""
         is_made = self.train_function is not None and not force
         super().make_train_function(force)
         if not (is_made or self._is_compared):
@@ -179,7 +179,7 @@ class TowerModel(keras.Model):
 
 
 def _template_attribute(name: str):
-    """Makes a method of keras.Model that of the template, which only the chief saves."""
+    """Delegates a method of keras.Model to the template; only the chief saves."""
 
     @functools.wraps(getattr(keras.Model, name))
     def method(self, *args, **kwargs):
@@ -190,7 +190,7 @@ def _template_attribute(name: str):
 
 
 def _together(name: str):
-    """Makes a method of keras.Model that of all processes."""
+    """Wraps a method of keras.Model that all processes call together."""
 
     @functools.wraps(method := getattr(keras.Model, name))
     def in_all_workers(self, *args, **kwargs):

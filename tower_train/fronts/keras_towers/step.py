@@ -45,7 +45,7 @@ class Step:
         self._parts = self.whole.parts
         self._added_losses: list[dict[int, set]] = [{} for _ in devices]
         self._scopes, self._is_first_turn = [_StepScope() for _ in devices], True
-        # Those of layers whose assignments are the same whatever the examples, or averages.
+        # layers whose assignments do not depend on the examples, or are averages
         known = (keras.layers.BatchNormalization, keras.layers.SpectralNormalization)
         normalizing = [each for each in compat.sublayers(self.model) if isinstance(each, known)]
         self._known = {id(variable) for layer in normalizing for variable in layer.variables}
@@ -112,7 +112,7 @@ class Step:
 
     def _assign(self, per_tower: Sequence[dict[int, tuple[keras.Variable, tf.Tensor]]]) -> None:
         """Assigns what the towers do: the mean over examples to floating-point variables such as moving averages, the
-        first tower's value to others. A line names variables of which it is unknown what one device would make."""
+        first tower's value to others. A line names variables that may differ from one device's."""
         assigned = per_tower[0]
         averaged = [key for key, (_, value) in assigned.items() if value.dtype.is_floating]
         others = [key for key in assigned if key not in averaged]

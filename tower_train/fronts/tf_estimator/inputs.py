@@ -75,7 +75,7 @@ def numpy_input_fn(
 ) -> Callable:
     """Returns an input_fn whose batches are rows of arrays; arguments and errors are the library's.
 
-    It returns a tf.data.Dataset, of which each tower takes the next batch; of a queue's tensors all would get the same
+    It returns a tf.data.Dataset, from which each tower takes the next batch; a queue would give all the same
     one. Batches go on over the ends of epochs; only the very last one may be smaller. Shuffling draws each epoch in
     another order of all rows. queue_capacity and num_threads have no effect.
     """

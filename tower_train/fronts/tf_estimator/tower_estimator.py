@@ -32,7 +32,7 @@ class Estimator(library.estimator.Estimator):
     writes model_dir; all begin with its values. An argument input_context of input_fn is a tf.distribute.InputContext,
     for dataset.shard(input_context.num_input_pipelines, input_context.input_pipeline_id).
 
-    Arguments and errors are the library's; what is wrong with towers or workers is a UserError.
+    Arguments and errors are the library's; faults of towers or workers raise a UserError.
     """
 
     # Towers take the place of strategies.
@@ -83,9 +83,7 @@ class Estimator(library.estimator.Estimator):
 
     def _get_features_and_labels_from_input_fn(self, input_fn, mode):
         training = self._training
-        if mode != TRAIN or not training:
-            return super()._get_features_and_labels_from_input_fn(input_fn, mode)
-        if training.num_towers == 1:
+        if mode != TRAIN or not training or training.num_towers == 1:
             return super()._get_features_and_labels_from_input_fn(input_fn, mode)
         dataset = self._call_input_fn(input_fn, mode)
         batches = inputs.Batches(dataset, len(self._placed.towers), training.all_reduce)

@@ -51,14 +51,14 @@ class Training:
         self.name = f"training {next(_trainings) if cluster else 0}"  # separates its messages
         self.all_reduce = AllReduce((HOST,), "collective", num_workers=workers, name=self.name)
         self.averages = self.weighted([1 / len(placed.towers)] * len(placed.towers))
-        self._checked: list[list[str]] = []  # over updates, the names of what is looked at
+        self._checked: list[list[str]] = []  # over updates, the names of the gradients that are checked
 
     def weighted(self, shares: Sequence) -> Averages:
-        """Returns the means over the towers of all workers. shares: of this worker's towers, 1 in all on average."""
+        """Returns averages over the towers of all workers. shares: of this worker's towers, about 1 in all."""
         return Averages(
             shares,
             lambda tensors: self.all_reduce.mean([list(map(_of_any_rows, tensors))])[0],
-            self.all_reduce.num_workers,
+            float(self.all_reduce.num_workers),
         )
 
     def sum(self, value: tf.Tensor) -> tf.Tensor:
@@ -92,7 +92,7 @@ class Training:
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Raises a NonFiniteLossError for a step within this block that had what is not finite."""
+        """Raises a NonFiniteLossError if a step within this block met a value that is not finite."""
         try:
             yield
         except tf.errors.InvalidArgumentError as error:
@@ -132,7 +132,7 @@ class Training:
 
 
 def _averaging(apply_gradients: Callable, owner: type) -> Callable:
-    """Makes a method apply_gradients that of all towers, where towers call it."""
+    """Makes towers meet in an optimizer's apply_gradients."""
 
     @functools.wraps(apply_gradients)
     def in_all_towers(optimizer, grads_and_vars, *args, **kwargs):
