@@ -24,13 +24,14 @@ class Centered(keras.layers.Layer):
 
 
 class Looked(keras.layers.Layer):
-    """Adds a vector of an embedding, whose gradient is sparse."""
+    """Adds a vector of an embedding, whose gradient is sparse, and a one_hot of what argmax looks at in float32."""
 
     def build(self, shape):
         self.vectors = keras.layers.Embedding(2, shape[-1])
 
     def call(self, inputs):
-        return inputs + self.vectors(keras.ops.cast(inputs[:, 0] > 0, "int32"))
+        largest = keras.ops.one_hot(keras.ops.argmax(inputs, -1), inputs.shape[-1], dtype=inputs.dtype)
+        return inputs + largest + self.vectors(keras.ops.cast(inputs[:, 0] > 0, "int32"))
 
 
 def parallel(*layers, **options):

@@ -107,6 +107,10 @@ def first_difference(
     return None
 
 
+def _is_exact(tensor: tf.Tensor) -> bool:
+    return tensor.dtype.is_integer or tensor.dtype.is_bool  # as of Keras' argmax, which looks at float32
+
+
 def least_exact(losses: Sequence[tf.Tensor], weights: Collection[tf.Operation]) -> tf.Tensor:
     """Returns the tensor of the least exact dtype on the way from weights to losses.
 
@@ -114,9 +118,13 @@ def least_exact(losses: Sequence[tf.Tensor], weights: Collection[tf.Operation]) 
       losses: of one graph.
       weights: the operations that hold them.
     """
-    reached, tensors, before = set(weights), list(losses), ancestors([loss.op for loss in losses])
-    for op in losses[0].graph.get_operations():  # in the order of their creation, so after their inputs
-        if op in before and any(tensor.op in reached for tensor in op.inputs):
+    ops = losses[0].graph.get_operations()  # in the order of their creation, so after their inputs
+    before, reached, tensors = {loss.op for loss in losses}, set(weights), list(losses)
+    for op in reversed(ops):
+        if op in before:
+            before.update(tensor.op for tensor in op.inputs if not _is_exact(tensor))
+    for op in ops:
+        if op in before and any(tensor.op in reached and not _is_exact(tensor) for tensor in op.inputs):
             reached.add(op)
             tensors += [tensor for tensor in op.outputs if tensor.dtype.is_floating]
     return min(tensors, key=lambda tensor: (tensor.dtype.size, tensor.dtype == tf.float16))
