@@ -10,6 +10,7 @@ DIR/speed.json gets all. --tiny takes small numbers, for any machine, to see tha
 
 import argparse
 import json
+import multiprocessing
 import os
 import pathlib
 import statistics
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent import futures
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -64,7 +66,10 @@ def equal(options) -> dict:
         "always": dict(jit_compile="always", batch_size=batch),
         "always, two towers": dict(jit_compile="always", batch_size=batch // 2, num_gpus=2),
     }
-    found = {name: in_process("losses", model="convnet", **common, **case) for name, case in cases.items()}
+    found = {}
+    for name, case in cases.items():  # each in a process of its own, as TensorFlow divides a GPU once
+        with futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            found[name] = pool.submit(case_losses, model="convnet", **common, **case).result()
     gaps = {
         name: max(abs(a - b) / abs(a) for a, b in zip(found["never"], losses, strict=True))
         for name, losses in found.items()
@@ -84,15 +89,6 @@ def case_losses(**case) -> list[float]:
         parts = [tf.config.LogicalDeviceConfiguration(memory_limit=4096)] * case["num_gpus"]
         tf.config.set_logical_device_configuration(gpus[0], parts)
     return train(**case)[1]
-
-
-def in_process(kind: str, **case):
-    """Runs `case_losses` in another process, as TensorFlow divides a GPU once."""
-    words = [sys.executable, __file__, f"--{kind}={json.dumps(case)}"]
-    done = subprocess.run(words, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def benchmark(part: str, options) -> dict:
@@ -171,11 +167,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--only", help=argparse.SUPPRESS)
-    parser.add_argument("--losses", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
-    if options.losses:
-        print(json.dumps(case_losses(**options.losses)))
-        return 0
     options.out = options.out.absolute()
     if options.only:
         found = run_part(options.only, options)
