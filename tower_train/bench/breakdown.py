@@ -82,12 +82,14 @@ def measure(options: BenchmarkOptions, towers: int) -> tuple[Breakdown, v1.RunMe
         fetches = built.train_op, built.report._replace(input_secs=())  # which waits also for a batch that is fed
         step_secs, here, all_cores = _timed(session.make_callable(fetches), options.seconds_each)
         busy_here = here / (host.cores() * step_secs)
-        traces = [_traced(session, fetches) for _ in range(1 + _TRACED_STEPS)][1:]  # the first also sets tracing up
+        traces = [v1.RunMetadata() for _ in range(1 + _TRACED_STEPS)]
+        for trace in traces:
+            session.run(fetches, None, v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE), trace)
         inputs = input_tensors(built.graph)
         in_place, _ = session.run((inputs, fetches))
         fed = functools.partial(session.make_callable(fetches, inputs), *in_place)
         in_place_secs, *_ = _timed(fed, options.seconds_each)
-    steps = [traced_operations(trace) for trace in traces]
+    steps = [traced_operations(trace) for trace in traces[1:]]  # the first also sets tracing up
     each = [attribution.seconds_by_part(operations) for operations in steps]
     breakdown = Breakdown(
         towers=towers,
@@ -125,12 +127,6 @@ def _timed(one_step: Callable[[], object], seconds: float) -> list[float]:
         one_step()
         steps += 1
     return ((clocks() - start) / steps).tolist()
-
-
-def _traced(session: v1.Session, fetches) -> v1.RunMetadata:
-    metadata = v1.RunMetadata()
-    session.run(fetches, options=v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE), run_metadata=metadata)
-    return metadata
 
 
 def traced_operations(trace: v1.RunMetadata) -> list[Operation]:
@@ -183,15 +179,8 @@ def python_times() -> dict[str, list[float]]:
 
     steps = _TOY_STEPS * _TOY_ROUNDS
     with tempfile.TemporaryDirectory(prefix="tower_train-") as train_dir, contextlib.redirect_stdout(io.StringIO()):
-        config = toy.config(
-            train_dir=train_dir,
-            max_steps=steps,
-            log_every_steps=_TOY_STEPS,
-            summary_every_steps=0,
-            save_every_steps=0,
-            eval_at_end=False,
-            **options,
-        )
+        quiet = dict(log_every_steps=_TOY_STEPS, summary_every_steps=0, save_every_steps=0, eval_at_end=False)
+        config = toy.config(train_dir=train_dir, max_steps=steps, **quiet, **options)
         tower_train.train(toy, config, after_step=note)
     in_a_run = time_steps()
     with _opened(toy, **options) as (built, session):

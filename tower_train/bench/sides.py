@@ -145,19 +145,11 @@ def torch_sides(network: str, recipe: dict, is_on_gpu: bool) -> list[Side]:
         return []
     sides = []
     for form, dtype in itertools.product(("", "compiled") if is_on_gpu else ("",), ("float32", "bfloat16")):
-        parts = [part for part in (form, dtype.removeprefix("float32")) if part]
+        ways = [way for way in (form, dtype.removeprefix("float32")) if way]
+        name, label = "/".join(["torch", *ways]), ", ".join([f"PyTorch {version}", *ways])
         arguments = dict(network=network, recipe=recipe, autocast=dtype != "float32", compiled=bool(form))
-        sides.append(
-            Side(
-                "/".join(["torch", *parts]),
-                "tower_train.bench.torch_fit:train",
-                arguments,
-                dtype=dtype,
-                is_quick=not form,
-                label=", ".join([f"PyTorch {version}", *parts]),
-                without_tensorflow=True,
-            )
-        )
+        side = Side(name, "tower_train.bench.torch_fit:train", arguments, 1, dtype, not form, label)
+        sides.append(dataclasses.replace(side, without_tensorflow=True))
     return sides
 
 

@@ -25,15 +25,8 @@ def train(
     autocast: bool = False,
     compiled: bool = False,
 ) -> None:
-    """Trains as `Side.train`, on the GPU if there is one.
-
-    Args:
-      request: keyword arguments of a DataRequest.
-      network: name of one of NETWORKS.
-      recipe: its numbers, `rivals.for_torch`.
-      autocast: to bfloat16.
-      compiled: by torch.compile, as it is by default.
-    """
+    """Trains one of NETWORKS with these numbers as `Side.train`, on the GPU if there is one; in bfloat16 if autocast,
+    and by torch.compile if compiled. The request is the keyword arguments of a DataRequest."""
     place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cudnn.benchmark = True
     torch.set_float32_matmul_precision("high")  # as TensorFlow's setting: factors of 10 bits

@@ -16,7 +16,7 @@ from tower_train.graph import devices
 
 v1 = tf.compat.v1
 
-NO_END = 10**12  # steps
+_NO_END = 10**12  # steps
 _MATRIX_SIZES = (512, 1024, 2048, 4096, 8192, 16384)
 _MATRIX_TRIALS, _LONGEST_TRIAL_SECS = 5, 0.05
 
@@ -68,7 +68,7 @@ def train(
             num_gpus=towers,
             batch_size=batch_size // towers,
             train_dir=train_dir,
-            max_steps=NO_END,
+            max_steps=_NO_END,
             eval_at_end=False,
             summary_every_steps=0,
             save_every_steps=0,
