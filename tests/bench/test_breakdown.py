@@ -100,7 +100,7 @@ def test_a_step_of_the_trainer_has_all_parts(cifar10_dir, tmp_path, monkeypatch)
     towers = "tower_0", "tower_1"
     for part in (*towers, "average_gradients", "weight_decay", "check_finite", "train"):
         assert found.seconds[part] > 0, part
-    assert found.share(*towers) > 0.5
+    assert found.share(*towers) > found.common_share  # also where other processes leave no cores for a while
     assert 0 < found.busy_here <= found.busy <= 1
     assert 0 < found.step_secs < 1
     for secs, main_thread_secs in content["python"].values():
