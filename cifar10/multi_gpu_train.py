@@ -4,8 +4,8 @@
 
 This is the method; tower_train is the method with what a real run needs. Written afresh after the published program.
 Its slow parts stay: queues that handle one example at a time, `tf.nn.lrn`, weight decay in every tower, gradients
-averaged by concat. Three mistakes do not: the loss is the mean over towers, not that of the last; the moving averages
-follow the update; the learning rate decays by epochs, however many towers there are.
+averaged by concat. Three mistakes are mended: the loss is the mean over towers, not that of the last; the moving
+averages follow the update; the learning rate decays by epochs, however many towers there are.
 """
 
 import dataclasses

@@ -45,7 +45,7 @@ class ParamGroup(NamedTuple):
 class Context:
     """The tower that is being built."""
 
-    tower: int = 0  # its index, over the towers of all workers
+    tower: int = 0  # its index within this worker; 0 in programs whose towers meet
     towers: int = 1  # number of towers, over all workers, that compute at a time and so normalise together
     turn: int = 0  # of the tower on its device, 0 for the first
     by_tower: bool = False  # each normalises by its own batch all the same

@@ -48,8 +48,8 @@ class Layout:
     def places(self, worker: int, in_turns: bool = True) -> list[int]:
         """Returns, over a worker's batches of a step, how many of all workers' come before each.
 
-        in_turns: whether all workers' batches of a turn are consecutive, as on one device with as many turns; else,
-        and if workers take unequally many, a worker's are.
+        in_turns: the batches of all workers' first turns come first, then those of the second turns, as on one device
+        that takes as many turns. Else, or if workers take unequally many, all of worker 0's come first.
         """
         here, count, turns = len(self.devices), self.towers_per_worker[worker], self.batches_per_device[worker]
         if self.weight is None and in_turns:

@@ -18,8 +18,8 @@ class StepReport(NamedTuple):
 
     step: tf.Tensor  # int64 scalar, steps done, this one included
     examples: tf.Tensor  # int64 scalar, examples trained on, this step's included
-    loss: tf.Tensor  # scalar, mean over towers plus weight decay, on the weights the gradients were taken at
-    data_loss: tf.Tensor  # scalar, the loss without weight decay, which events show beside it as the original's do
+    loss: tf.Tensor  # scalar, mean over towers plus the regularizers, on the weights the gradients were taken at
+    data_loss: tf.Tensor  # scalar, the loss without the regularizers, which events show beside it as the original's do
     learning_rate: tf.Tensor  # float64 scalar, what the update used
     stopping: tf.Tensor  # scalar, above 0 once a worker has run TrainingGraph.ask_to_stop
     # bool [towers + 1, 1 + gradients]: whether each tower's loss and gradients, and their means, are finite

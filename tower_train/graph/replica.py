@@ -1,6 +1,6 @@
 """Replicas: each is one copy of the variables, on the host or on each tower's device.
 
-A replica goes through a step by itself: its towers' gradients, their mean, the mean over all replicas, weight decay,
+A replica goes through a step by itself: its towers' gradients, their mean, the mean over all replicas, regularizers,
 update. All do the same arithmetic on the same means, so the copies stay the same to the bit.
 """
 
@@ -21,7 +21,7 @@ from tower_train.graph.loss_scale import LossScale
 from tower_train.graph.variables import Variables
 
 v1 = tf.compat.v1
-# of a replica's mean gradients; each gets a function, too, from a variable to its name in a checkpoint
+# what changes mean gradients, in this order: (gradients, variable -> its name in a checkpoint) -> gradients
 Changes = Sequence[Callable[[GradientsAndVariables, Callable[[tf.Variable], str]], GradientsAndVariables]]
 
 
@@ -42,7 +42,7 @@ class BuiltTower(NamedTuple):
 class Mean(NamedTuple):
     """The means over all towers of all workers."""
 
-    loss: tf.Tensor  # with weight decay, scalar
+    loss: tf.Tensor  # with the regularizers, scalar
     data_loss: tf.Tensor  # without
     gradients: GradientsAndVariables  # the first replica's; the others have the same
     before_update: list[tf.Operation]  # each step must run these, before the weights change
@@ -71,7 +71,7 @@ class Replica:
         context.draws.close()  # the backward pass may not draw: recomputed layers would draw other numbers
         self.towers.append(BuiltTower(context, loss, scale.gradients(self.variables.gradients, loss)))
 
-    def after_last_tower(self, batch: Tensors) -> Tensors:
+    def after_previous_tower(self, batch: Tensors) -> Tensors:
         """Delays a batch until the previous tower on its device is done."""
         devices = sum(not tower.context.turn for tower in self.towers)  # one first turn on each
         before = self.towers[-devices]
@@ -106,11 +106,16 @@ class Replica:
             return [tf.add_n(values) / len(values) for values in zip(*values_of_towers, strict=True)]
 
     def receive(
-        self, mean_grads: GradientsAndVariables, loss: tf.Tensor, statistics: Sequence[tf.Tensor], changes: Changes
+        self,
+        mean_grads: GradientsAndVariables,
+        loss: tf.Tensor,
+        statistics: Sequence[tf.Tensor],
+        integers: Sequence[tf.Tensor],
+        changes: Changes,
     ) -> None:
-        """Takes the means over all replicas: gradients with the originals, the loss, the statistics' values. Adds the
-        regularizers' gradients, once a variable, and changes the sums."""
-        self.loss, self.moving = loss, self._means_of_calls(statistics)
+        """Takes the means over all replicas: gradients with the originals, the loss, the statistics' values; and the
+        integers that tower 0 assigns. Adds the regularizers' gradients, once a variable, and changes the sums."""
+        self.loss, self.moving = loss, self._means_of_calls(statistics, integers)
         grads = [(grad, self.variables.local_copy(original)) for grad, original in mean_grads]
         # those within a tower's loss would count twice; by `is`, as == between tensors makes an operation
         decays = [decay for decay in self.variables.decays if not any(decay is each for each in self._contained)]
@@ -119,12 +124,12 @@ class Replica:
             for change in changes:
                 self.mean_grads = change(self.mean_grads, self.variables.canonical_name)
 
-    def _means_of_calls(self, means: Sequence[tf.Tensor]) -> list[Statistic]:
+    def _means_of_calls(self, means: Sequence[tf.Tensor], integers: Sequence[tf.Tensor]) -> list[Statistic]:
         """Returns one statistic per moving variable, from the means over towers of each call of its layer."""
         # a layer that is called twice, as on two views, moves its statistics once, by the mean of both
-        remaining, by_variable = iter(means), {}
+        means, integers, by_variable = iter(means), iter(integers), {}
         for each in self.towers[0].context.statistics:
-            each = each._replace(value=next(remaining)) if each.is_mean else each
+            each = each._replace(value=next(means if each.is_mean else integers))
             by_variable.setdefault(each.moving.ref(), []).append(each)
         return [
             calls[0]._replace(value=tf.add_n([each.value for each in calls]) / len(calls))
@@ -158,9 +163,11 @@ def average(replicas: Sequence[Replica], all_reduce: AllReduce, changes: Changes
     # Apart from the gradients, as these may be large and the loss may come in another dtype; votes travel with it.
     values = all_reduce.mean([replica.average_values(votes) for replica in replicas])
     originals = [variable for _, variable in local[0]]
-    for replica, grads, (loss, *rest) in zip(replicas, means, values, strict=True):
-        replica.receive(list(zip(grads, originals, strict=True)), loss, rest[len(votes) :], changes)
     first = replicas[0]
+    # the same in all copies, even if they depend on the batch
+    integers = [each.value for each in first.towers[0].context.statistics if not each.is_mean]
+    for replica, grads, (loss, *rest) in zip(replicas, means, values, strict=True):
+        replica.receive(list(zip(grads, originals, strict=True)), loss, rest[len(votes) :], integers, changes)
     with first.here():
         loss = first.loss + first.regularization
     # Layers may assign values that are read from the weights, so these are needed before the update.
@@ -178,12 +185,13 @@ def _stop_request(dtype: tf.DType) -> tuple[list[tf.Tensor], tf.Operation]:
 
 def built_towers(replicas: Sequence[Replica]) -> list[BuiltTower]:
     """Returns the towers of all replicas, in the order of their batches."""
-    # replicas take turns, so their towers are not consecutive
+    # the towers of a replica are not consecutive
     return sorted((tower for replica in replicas for tower in replica.towers), key=lambda tower: tower.context.tower)
 
 
 def fingerprints(replicas: Sequence[Replica], all_reduce: AllReduce) -> tf.Tensor:
-    """Returns int64 [replicas of all workers, variables], fingerprints (FarmHash) of the bytes of `copied`."""
+    """Returns int64 [replicas of all workers, variables], fingerprints (FarmHash) of the bytes of the copied
+    variables."""
     with v1.name_scope("mirrors"):
         # hashes of bytes, as comparing the copies themselves would send all weights
         method, as_row = tf.constant("farmhash64"), tf.constant([1, -1])
@@ -198,15 +206,15 @@ def fingerprints(replicas: Sequence[Replica], all_reduce: AllReduce) -> tf.Tenso
 
 def _check_alike(replicas: Sequence[Replica]) -> None:
     """Raises GraphError if a tower's layers noted other statistics than tower 0's, or drew other random numbers."""
-    calls_by_tower = [
-        (  # canonical, as the names of copies differ
+    calls_by_tower = {
+        tower.context.tower: (  # canonical, as the names of copies differ
             [replica.variables.canonical_name(each.moving) for each in tower.context.statistics],
             tower.context.draws.names,
         )
         for replica in replicas
         for tower in replica.towers
-    ]
-    for i, calls in enumerate(calls_by_tower):
+    }
+    for i, calls in calls_by_tower.items():
         if calls != calls_by_tower[0]:
             counts, first_counts = (collections.Counter(moved) + drawn for moved, drawn in (calls, calls_by_tower[0]))
             differing = [name for name in counts | first_counts if counts[name] != first_counts[name]]

@@ -41,7 +41,8 @@ class Stream:
     positions: list[tf.Tensor]  # over towers, int64 scalar, that of its first example
     order: AllExamples  # which example each position has; HardExamples with --keep_hardest
     state: elements.IteratorState | None = None  # None if the number of examples seen determines it
-    # ops by which a step fetches the next one's batches before it counts; none if fetching advances the stream
+    # ops that fetch the next step's batches, which a step runs before it counts; none if taking one's own advances the
+    # stream
     renewal: Sequence[tf.Operation] = ()
     notes: tuple[str, ...] = ()  # for the log
 
@@ -58,8 +59,8 @@ class Stream:
             return tf.identity(tensor)
 
     def waited(self, computed: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
-        """Returns the seconds in which a step waits for input: from its beginning or, for staged batches, from when it
-        has `computed` a tensor, one of its last."""
+        """Returns the seconds in which a step waits for input: from its beginning or, for staged batches, from when
+        `computed`, one of its last tensors, is ready."""
         if framework.is_op_determinism_enabled():  # refuses tf.timestamp
             return tf.zeros([], tf.float64)
         with tf.device(HOST), tf.compat.v1.name_scope("input_wait"):
@@ -143,7 +144,7 @@ class _Reader:
     ):
         self._workload, self._layout, self._transfer, self._make_draws = workload, layout, transfer, make_draws
         # An element of the iterator is a whole step, which `take` slices, or one batch a tower, read in parallel.
-        # A data set's are whole, so that the iterator's state does not depend on the number of towers.
+        # Data in an order of their own come as whole steps: the iterator's state must not depend on the towers.
         is_whole = offsets[-1] - offsets[0] == layout.worker_batch - layout.tower_batch  # one range of positions
         by_tower = (transfer.is_staged or transfer.augments_on_devices or not is_whole) and not examples.elements
         self._offsets = offsets

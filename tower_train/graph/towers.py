@@ -24,16 +24,15 @@ v1 = tf.compat.v1
 
 @contextlib.contextmanager
 def tower_scope(
-    plan: StepPlan, first: context.Context, tower: Tower, variables: Variables, batch: Tensors, draws: Draws
+    plan: StepPlan, shared: context.Context, tower: Tower, variables: Variables, batch: Tensors, draws: Draws
 ) -> Iterator[context.Context]:
     """Builds a tower within this block: on its device, in its name scope, on these variables, with these random
-    numbers.
-    first: the context of this worker's first tower, from which this tower's is made."""
+    numbers. shared: what the contexts of all towers have in common."""
     inputs = tf.nest.flatten(batch, expand_composites=True)
     with (
         variables.tower(tower, seeded(plan.config.seed)),
         xla.compiled(plan.is_compiled, tower.device),
-        first.enter_tower(tower.index, draws, tower.turn, inputs) as entered,
+        shared.enter_tower(tower.index, draws, tower.turn, inputs) as entered,
         normalization.over_towers(),  # tf.nn.moments and the like too, if they normalise a tower's batch
     ):
         yield entered

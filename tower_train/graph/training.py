@@ -31,12 +31,13 @@ def build_step(plan: StepPlan) -> TrainingGraph:
     """
     config, layout = plan.config, plan.layout
     with tf.Graph().as_default() as graph, tf.device(HOST):
+        v1.set_random_seed(config.seed & 0x7FFFFFFF)  # of the operations that --allow_stateful_random allows
         counters = Counters(layout.global_batch, plan.examples.num_examples)  # the run's place, in its checkpoints
         stream = _open_stream(plan, counters.examples_seen)  # batches of all towers, and their examples' positions
         rate = learning_rate(config, plan.examples.num_examples, counters.examples_seen)
         scale = LossScale(plan.dtype)  # 1 except for float16
         replicas = make_replicas(layout.replicas, plan.is_compiled)  # one on the host, or one on each tower's device
-        shared = Context(  # by all towers: their layers know how many there are
+        shared = Context(  # what the contexts of all towers have in common
             towers=len(layout.devices) * layout.num_workers,
             by_tower=config.batch_norm == "tower",
             epochs_seen=counters.epochs_seen,
@@ -45,7 +46,7 @@ def build_step(plan: StepPlan) -> TrainingGraph:
         for tower, batch, position in zip(layout.towers, stream.batches, stream.positions, strict=True):
             replica = replicas[tower.replica]
             if tower.turn:  # so that the activations of one batch at a time are in a device's memory
-                batch, position = replica.after_last_tower((batch, position))
+                batch, position = replica.after_previous_tower((batch, position))
             # by the position in the stream, never by the tower: N towers draw what one draws
             draws = Draws(config.seed, position, layout.tower_batch, counters.examples_seen)
             with tower_scope(plan, shared, tower, replica.variables, batch, draws) as context:  # device, names, XLA
@@ -91,7 +92,7 @@ def build_step(plan: StepPlan) -> TrainingGraph:
 
 
 def _gradient_changes(config: Config) -> Changes:
-    """Returns what each replica does to its mean gradients, which hold the regularizers', in this order."""
+    """Returns what changes the mean gradients, in order; they hold the regularizers' already."""
     clip = functools.partial(gradients.clip, limit=config.clip_gradients)
     return [clip] if config.clip_gradients else []
 
@@ -99,7 +100,6 @@ def _gradient_changes(config: Config) -> Changes:
 def _open_stream(plan: StepPlan, examples_seen: tf.Variable) -> Stream:
     """Opens the stream at the position that the run has come to."""
     config, layout = plan.config, plan.layout
-    v1.set_random_seed(config.seed & 0x7FFFFFFF)  # of the operations that --allow_stateful_random allows
     order = choose_order(config.keep_hardest, plan.workload, plan.examples, config.seed, layout.global_batch)
     with v1.name_scope("input"):
         return training_stream(plan.workload, plan.examples, config.seed, examples_seen, layout, plan.transfer, order)

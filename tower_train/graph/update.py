@@ -47,7 +47,8 @@ def update_if_finite(
     skips: bool,
     when: Callable[[tf.Tensor], tf.Tensor],
 ) -> tf.Tensor:
-    """Updates all replicas and counts the step, only if the loss and all gradients are finite.
+    """Updates all replicas and counts the step if the loss and all gradients are finite. If not, no variable of the
+    network or of its optimizer changes.
 
     Sums carry NaN and Inf along, so it suffices to check what would be applied; towers are checked one by one only when
     that is not finite.
@@ -56,12 +57,12 @@ def update_if_finite(
       replicas, mean: with the towers' results, and their means.
       parts: functions that build parts of the update: each replica's, and that of hard examples.
       counters, scale: of the run.
-      skips: whether a step that is not finite is counted and passed over; else it ends the run.
+      skips: whether a step that is not finite is counted, and in float16 lowers the loss scale; else it ends the run.
       when: the check's outcome, a bool scalar -> the same, once the next step's batches are in place.
 
     Returns:
       bool [towers + 1, 1 + gradients]: whether the tower's loss, then each of its gradients, is finite; the last row is
-        of what would be applied, whose sums may overflow by themselves. If one is False no variable was changed.
+        of what would be applied, whose sums may overflow by themselves.
     """
     trained = {variable.ref() for _, variable in mean.gradients}
     # Mean has the first replica's variables, the originals, which towers' gradients are listed with too.
@@ -144,7 +145,8 @@ def prepare_update(
 
 
 def is_decayed(variable: tf.Variable) -> bool:
-    """Returns whether --weight_decay is for a variable: not for biases, nor scales and offsets of a normalisation."""
+    """Returns whether --weight_decay is for a variable: not if it has fewer than two dimensions, or the name of a bias,
+    or of a normalisation's scale or offset."""
     return variable.shape.rank > 1 and not _NOT_DECAYED.fullmatch(variable.op.name.rpartition("/")[2])
 
 

@@ -28,6 +28,7 @@ class Training:
     ):
         self.plan, self.graph, self.membership, self.received = plan, graph, membership, received
         self.user_hooks = user_hooks
+        # filled by open_training, in the order in which it can make them:
         self.run_json: dict = {}  # of this start
         self.checkpoints: checkpoint.Checkpoints | None = None  # the chief's
         self.evaluations: Evaluations | None = None  # the chief's
@@ -35,7 +36,7 @@ class Training:
         self.session: v1.Session | None = None
         self.watchdog: StepWatchdog | None = None
         self.actions: Sequence[Action] = ()  # due after a step, in this order
-        self.one_step: Callable[[int], StepReport] | None = None
+        self.one_step: Callable[[int], StepReport] | None = None  # sessions.one_step
         self.step = plan.steps_done  # the last that counted, over all starts
         self.report: StepReport | None = None  # of that step
         self.loss: float | None = None  # at the last step that was not skipped
