@@ -201,8 +201,8 @@ class Config(DeviceOptions):
     )
     max_steps: int | None = option(
         None,
-        "steps after which to stop, counted over all starts of the run; on resuming, another number stretches "
-        "--lr_schedule=cosine, linear or points to it, so that the rate jumps (1000)",
+        "steps after which to stop, counted over all starts of the run; if it is another number on resuming, "
+        "--lr_schedule=cosine, linear and points end there, so that the rate jumps (1000)",
         TRAINING,
         needs=("epochs", None),
         allowed="at least 1",
@@ -301,9 +301,8 @@ class Config(DeviceOptions):
     )
     keep_hardest: str | None = option(
         None,
-        "EPOCH:SHARE, e.g. 2:0.75: from this epoch on, passes over that share of the examples only, those whose "
-        "losses were the greatest when they were last trained on; other options count as many examples to an epoch "
-        "as without it",
+        "EPOCH:SHARE, e.g. 2:0.75: from this epoch on, each pass takes only that share of the examples, those whose "
+        "losses were the greatest when they were last trained on; for other options, an epoch still has all examples",
         TRAINING,
         resume="same",
     )
@@ -331,8 +330,8 @@ class Config(DeviceOptions):
     )
     batch_norm: str = option(
         "global",
-        "batch normalisation over the global batch, as on one device, or tower by tower, as in published "
-        "programs: then results depend on the number of towers",
+        "batch normalisation: global (over the global batch, as on one device), or tower (each tower by its own "
+        "batch, as in published programs: results then depend on the number of towers)",
         TRAINING,
         allowed=("global", "tower"),
         resume="note",
@@ -380,7 +379,7 @@ class Config(DeviceOptions):
     train_dir: str | None = option(
         None, "directory of the run; a run that is there is resumed (a new runs/WORKLOAD-TIME)", RUN
     )
-    override: bool = option(False, "resume even if workload, data, seed, batch or optimizer differ", RUN)
+    override: bool = option(False, "resume even if workload, data, seed, batch, optimizer or dtype differ", RUN)
     save_every_steps: int = option(
         250, "steps between checkpoints; there is one at the end too; 0: only that", RUN, allowed="at least 0"
     )
@@ -407,8 +406,8 @@ class Config(DeviceOptions):
     )
     stall_timeout_secs: float | None = option(
         None,
-        "if no step ends for this many seconds, report what the run waits for; --worker_timeout_secs later it ends, "
-        "if that is another worker or an all-reduce; 0: never (1800 with several workers or GPUs that "
+        "if no step ends for this many seconds, report what the run waits for; if that is another worker or an "
+        "all-reduce, end the run --worker_timeout_secs later; 0: never (1800 with several workers or GPUs that "
         "average, else 0)",
         FAULTS,
         allowed="at least 0",

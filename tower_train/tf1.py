@@ -17,11 +17,11 @@ def main(argv) -> int:
     parser = argparse.ArgumentParser(
         "python -m tower_train.tf1",
         description="Runs a program of TensorFlow 1 (2016 to 2019) or of Keras 2 as it was published, on today's "
-        "TensorFlow: docs/migration.md. Exit status: the program's; 2 for a name that is not there or a wrong option.",
+        "TensorFlow: docs/migration.md. Exit status: the program's; 2 for a name that is missing or a wrong option.",
         allow_abbrev=False,
     )
-    parser.add_argument("--check", action="store_true", help="run nothing: list the names that are not there")
-    parser.add_argument("--num_gpus", type=int, default=0, help="GPUs that it is told of where there are none")
+    parser.add_argument("--check", action="store_true", help="run nothing: list the names that are missing")
+    parser.add_argument("--num_gpus", type=int, default=0, help="how many GPUs the program sees if there are none")
     parser.add_argument("program")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     asked = parser.parse_args(argv[1:])
