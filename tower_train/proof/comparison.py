@@ -108,7 +108,9 @@ class Comparison:
     def outcome(self) -> Outcome:
         """Does the steps and compares them."""
         whole = list(self.one({}))
-        if not self._is_finite(whole[1]):
+        weights = [whole[1].variables[name] for name in self.weights]
+        seen = *whole[1].losses.values(), *whole[1].gradients.values(), *weights
+        if not all(np.isfinite(each).all() for each in seen):
             return self._undecided("nothing to compare: the loss is not finite, or its gradients")
         gaps = self._gaps(whole, self.several({}))
         gap = max(gaps, key=lambda each: each.proportion)
@@ -151,10 +153,6 @@ class Comparison:
         differs = f"{who} on this network: {seen} in step {first} ({self.about}).\n{self.where(excess, begun)}"
         relative = gap.relative if math.isfinite(gap.relative) else None
         return Outcome("", self.towers, differs, relative, self.about)
-
-    def _is_finite(self, values: Values) -> bool:
-        weights = [values.variables[name] for name in self.weights]
-        return all(np.isfinite(each).all() for each in (*values.losses.values(), *values.gradients.values(), *weights))
 
     def _gaps(self, one: Iterable[Values], other: Iterable[Values], first: int = 0) -> list[Gap]:
         """Returns the gaps of the losses, gradients and variables of two trainings. first: the first step."""

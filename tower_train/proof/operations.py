@@ -150,7 +150,9 @@ def _operations(one: Trial, many: Trial) -> Iterator[tuple[tf.Tensor, list[tf.Te
     graph, others = one.built.graph, many.built.graph
     needed = ancestors([one.built.train_op])
     for op in graph.get_operations():
-        if not op.name.startswith("tower_0/") or op not in needed or not _is_fetchable(op):
+        is_in_control_flow = op._get_control_flow_context() is not None  # of version 1: its tensors may be dead
+        is_fetchable = not is_in_control_flow and op.type not in _UNFETCHABLE and graph.is_fetchable(op)
+        if not op.name.startswith("tower_0/") or op not in needed or not is_fetchable:
             continue
         try:  # of a gradient, the tower's name stands twice in it
             names = [op.name.replace("tower_0/", f"tower_{i}/") for i in range(many.towers)]
@@ -160,11 +162,6 @@ def _operations(one: Trial, many: Trial) -> Iterator[tuple[tf.Tensor, list[tf.Te
         for i, output in enumerate(op.outputs):
             if output.dtype not in (tf.resource, tf.variant):
                 yield output, [counterpart.outputs[i] for counterpart in counterparts]
-
-
-def _is_fetchable(op: tf.Operation) -> bool:
-    in_v1_control_flow = op._get_control_flow_context() is not None  # its tensors may be dead
-    return not in_v1_control_flow and op.type not in _UNFETCHABLE and op.graph.is_fetchable(op)
 
 
 def relation(
@@ -185,21 +182,20 @@ def relation(
         limit = tolerance * np.abs(one[np.isfinite(one)]).max(initial=0)
         return bool(np.allclose(one, other, rtol=0, atol=limit, equal_nan=True))
 
-    def are_rows(factor: int) -> bool:  # gradients of a mean have the factor
-        if factor != 1 and whole.dtype.kind not in "fc":
-            return False
+    def joined() -> Iterator[np.ndarray]:
         for axis in range(whole.ndim) if axes is None else axes[: whole.ndim]:
             if len({part.shape[:axis] + part.shape[axis + 1 :] for part in parts}) == 1:
-                if equal(whole * factor if factor != 1 else whole, np.concatenate(parts, axis=axis)):
-                    return True
-        return False
+                yield np.concatenate(parts, axis=axis)
 
     if all(equal(whole, part) for part in parts):
         return SAME
-    for name, factor in ((_ROWS, 1), (_SHARE, towers)):
-        if are_rows(factor):
-            return name
-    if whole.dtype.kind not in "fc" or any(part.shape != whole.shape for part in parts):
+    if any(equal(whole, each) for each in joined()):
+        return _ROWS
+    if whole.dtype.kind not in "fc":
+        return None
+    if any(equal(whole * towers, each) for each in joined()):  # gradients of a mean
+        return _SHARE
+    if any(part.shape != whole.shape for part in parts):
         return None
     mean = np.mean([wide(part) for part in parts], axis=0)
     if equal(whole, mean) or equal(whole * towers, mean):

@@ -27,8 +27,7 @@ from tower_train.workload import Workload
 _MOST_BATCHES = 2  # of a tower with --check_towers=auto; more would show nothing else
 _HEAVY = 100_000_000  # multiplications for an example; steps of more take many seconds in float64
 _MOST_COMPILED = 600  # operations of a tower; XLA takes many seconds to compile more for a CPU
-_ROOT = pathlib.Path(__file__).parents[2]
-_OURS = (_ROOT / "cifar10", _ROOT / "tower_train")  # whose workloads the tests compare
+_OURS = [pathlib.Path(__file__).parents[2] / name for name in ("cifar10", "tower_train")]  # which the tests compare
 
 
 def is_due(config: Config, import_path: str | None, stateful: Sequence[str] = ()) -> bool:
@@ -47,14 +46,9 @@ def is_due(config: Config, import_path: str | None, stateful: Sequence[str] = ()
 
 
 def compare_towers(workload: Workload, examples: Examples, config: Config, graph: TrainingGraph) -> Outcome:
-    """Compares a few steps of a run's towers with those of one tower.
+    """Compares two steps of a run's towers with those of one tower. graph: which the run will train by.
 
-    Args:
-      workload, examples, config: of the run.
-      graph: which the run will train by.
-
-    Raises:
-      GraphError: they differ, and config.allow_differences is not set; or the network breaks a rule of the towers.
+    Raises GraphError if they differ, and config.allow_differences is not set, or a rule of the towers is broken.
     """
     several, one = _configs(config, graph)
     if one.batches_per_step == several.batches_per_step:
@@ -134,8 +128,8 @@ def _at_hand(examples: Examples, count: int) -> Examples:
         return examples
     batch = tf.nest.map_structure(np.asarray, examples.first(count))
     fetch, there = fetcher(*batch), len(tf.nest.flatten(batch)[0])
-    by_index = dict(open=lambda: lambda indices: fetch(indices % there))
-    return dataclasses.replace(examples, elements=None, open_for_worker=None, **by_index)
+    by_index = lambda indices: fetch(indices % there)  # noqa: E731
+    return dataclasses.replace(examples, elements=None, open_for_worker=None, open=lambda: by_index)
 
 
 def _compared(make: Callable[..., Trial], several: Config, one: Config, jit_compile: str, is_by_tower: bool) -> Outcome:
