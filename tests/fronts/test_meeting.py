@@ -92,6 +92,8 @@ def test_an_error_in_one_tower_ends_the_others_where_they_wait(faulty):
             raise
         finally:
             ended.append(tower.index)
+            if tower.index != faulty:
+                meeting.meet(0, total, "on its way out")
 
     before = threading.active_count()
     with tf.Graph().as_default(), pytest.raises(KeyError, match=f"of tower {faulty}"):

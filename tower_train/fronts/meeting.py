@@ -43,10 +43,10 @@ class Tower:
     towers: "Towers"  # of this process
     place: int  # its index among them
     index: int  # its index among the towers of all workers
-    count: int  # of all workers
+    count: int  # number of towers over all workers
     device: str
-    means: int = 0  # that it has met for
-    batch: frozenset[tf.Operation] = frozenset()  # that bring its part of the batch
+    means: int = 0  # number of means so far
+    batch: frozenset[tf.Operation] = frozenset()  # operations whose outputs are its part of the batch
     draws: Sequence[Drawn] = ()  # those cut by example so far
 
 
@@ -137,7 +137,7 @@ class Towers:
         """Returns a tower's means of gradients over all towers; None for variables without a gradient in any."""
         tower.means += 1
         names = ", ".join(gradients.variable_name(variable) for _, variable in pairs[:2])
-        what = f"the gradients {tower.means} of {names}{', ...' if len(pairs) > 2 else ''}"
+        what = f"the gradients (no. {tower.means}) of {names}{', ...' if len(pairs) > 2 else ''}"
 
         def merge(per_tower):
             self.have_averaged = True
@@ -179,7 +179,8 @@ class Towers:
         ]
 
     def _is_of_means(self, grad: tf.Tensor) -> bool:
-        """Returns whether the first tower computes a tensor from means of gradients and not from its batch."""
+        """Returns whether the first tower computes a tensor from means of gradients and not from its batch; if so,
+        noise in it is drawn as one device draws it."""
         tower, seen, left, is_of_means = self._towers[0], set(), [grad], False
         while left:
             tensor = left.pop()
@@ -191,7 +192,7 @@ class Towers:
                 seen.add(tensor.op)
                 left += tensor.op.inputs
         if is_of_means:
-            draw_whole(seen, tower.draws)  # noise, which is of no examples
+            draw_whole(seen, tower.draws)  # noise on gradients belongs to no example
         return is_of_means
 
     def are_here(self) -> bool:
@@ -228,6 +229,8 @@ class _Thread:
         self._pause.acquire()
 
     def wait_for_others(self, mine: Any, what: str) -> None:
+        if self._is_abandoned:  # its program meets on its way out, as in a `finally`
+            raise _AbandonedError
         self.mine, self.what = mine, what
         self._pause.release()
         self._turn.acquire()
@@ -289,7 +292,7 @@ def mean(values: Sequence[tf.Tensor], what: str = "a mean over towers") -> list[
     if tower is None or tower.count == 1:
         return values
     tower.means += 1
-    what = f"{what} {tower.means}"  # backwards towers must meet for the same one
+    what = f"{what} (no. {tower.means})"  # backwards towers must meet for the same one
     means = meet(values, tower.towers.averages.means, what)
 
     @tf.custom_gradient  # of the means too, or variables that they were computed from would count as the function's
@@ -303,7 +306,7 @@ def mean(values: Sequence[tf.Tensor], what: str = "a mean over towers") -> list[
 
 
 def gradients_of_means(grads: Sequence[tf.Tensor], what: str) -> list[tf.Tensor]:
-    """Propagates gradients of means over all towers back to a tower's values."""
+    """Returns the gradients with respect to a tower's values, from those with respect to their means."""
     tower, what = current(), f"the gradient of {what}"
     if (share := tower.towers.averages.share_of_loss(tower.place)) is None:
         return mean(grads, what)
@@ -354,7 +357,8 @@ def _tensor(grad: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
 
 
 def normalizing(tower: Tower, inputs: Sequence[tf.Tensor], batch_norm: str) -> contextlib.AbstractContextManager:
-    """Lets a tower's batches, computed from these inputs, be normalised over all towers, or by "tower"."""
+    """Lets what is computed from these inputs, a tower's part of the batch, be normalised over all towers, or by
+    "tower". The tower notes them as its batch."""
     towers_mean = functools.partial(mean, what="batch normalisation")
     tower.batch = frozenset(each.op for each in inputs)
     entered = context.Context(towers=tower.count, by_tower=batch_norm == "tower", mean=towers_mean)

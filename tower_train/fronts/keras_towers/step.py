@@ -114,6 +114,13 @@ class Step:
         """Assigns what the towers do: the mean over examples to floating-point variables such as moving averages, the
         first tower's value to others. A line names variables that may differ from one device's."""
         assigned = per_tower[0]
+        for tower, others in enumerate(per_tower):
+            if differing := [each for key, each in (assigned | others).items() if (key in assigned) != (key in others)]:
+                names = ", ".join(variable.path for variable, _ in differing)
+                raise errors.GraphError(
+                    f"tower_{tower} and tower_0 do not assign the same variables: {names} in one of them only. The "
+                    "program must do the same in each tower; what is to happen once belongs into steps.once(function)."
+                )
         averaged = [key for key, (_, value) in assigned.items() if value.dtype.is_floating]
         others = [key for key in assigned if key not in averaged]
         means = self.whole.means([[each[key][1] for key in averaged] for each in per_tower])

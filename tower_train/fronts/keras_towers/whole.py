@@ -77,9 +77,9 @@ class Whole(Averages):
     def gradients(self, per_tower):
         """Returns the gradients of the whole batch's loss, with the slices that one device would have."""
         total = []
-        for whole, variable in super().gradients(per_tower):
+        for (whole, variable), (first, _) in zip(super().gradients(per_tower), per_tower[0], strict=True):
             if isinstance(whole, tf.IndexedSlices):
-                whole = whole if _are_of_examples(per_tower[0][len(total)][0].indices) else gradients.sum_rows(whole)
+                whole = whole if _are_of_examples(first.indices) else gradients.sum_rows(whole)
             elif self._dtypes.get(id(variable)) == "float16":  # one device sums in float16, where the sum may overflow
                 whole = tf.cast(tf.cast(whole, tf.float16), whole.dtype)
             total.append((whole, variable))
@@ -99,7 +99,7 @@ class Whole(Averages):
 
 
 def _are_of_examples(indices: tf.Tensor) -> bool:
-    """Returns whether one device too has a row once for each use by an example, which Keras' Adam squares one by one.
+    """Returns whether one device too would have one row for each use by an example; Keras' Adam squares each by itself.
 
     Other rows are of no examples, as positions', or unique, as those of a sparse input's product.
     """
