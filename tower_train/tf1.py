@@ -13,8 +13,14 @@ from tower_train import console, errors
 from tower_train.options import command_line
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message):
+        command = "python -m tower_train.tf1 [--check] [--num_gpus=N] PROGRAM.py [ARGUMENTS]"
+        raise errors.ConfigError(f"{message}. Write: {command}")
+
+
 def main(argv) -> int:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         "python -m tower_train.tf1",
         description="Runs a program of TensorFlow 1 (2016 to 2019) or of Keras 2 as it was published, on today's "
         "TensorFlow: docs/migration.md. Exit status: the program's; 2 for a name that is missing or a wrong option.",
@@ -81,12 +87,12 @@ def _run(asked, program, find) -> int:
     import tensorflow as tf
 
     from tower_train.cluster import program as workers
-    from tower_train.fronts.tf1 import keras_2, views
+    from tower_train.fronts.tf1 import keras_models, views
 
     if not program.uses_keras_3:
         tf.compat.v1.disable_v2_behavior()
-    if program.uses_keras and not program.uses_keras_3:
-        keras_2.prepare()
+    if program.uses_keras:
+        keras_models.prepare(program.uses_keras_3, is_named_acc=bool({"acc", "val_acc"} & program.words))
     views.prepare_machine(asked.num_gpus)
     views.install(find)
     workers.leave_by_status()  # with one line for a user's mistake, and with Horovod's workers

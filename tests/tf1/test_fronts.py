@@ -23,39 +23,56 @@ for towers in (1, 3):
     parallel.fit(x, y, batch_size=5, epochs=2, verbose=0, shuffle=False)
     print([each.tolist() for each in model.get_weights()])
 """
-KERAS_2 = """
+KERAS_3 = """
 import keras, numpy as np
 import keras.backend.tensorflow_backend as K
 from keras import losses
+from keras.utils.training_utils import multi_gpu_model
 from tensorflow.examples.tutorials.mnist import input_data  # imported for its reader, in either mode
 layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", input_shape=(1,))
-model = keras.models.Sequential([layer])
+template = keras.models.Sequential([layer])
+model = multi_gpu_model(template, gpus=2)
 model.compile(keras.optimizers.SGD(lr=0.1, decay=0.5), "mse", ["accuracy"])
-callbacks = [keras.callbacks.ModelCheckpoint("{epoch}.hdf5", period=2, monitor="acc", save_weights_only=True)]
-assert keras.callbacks.ReduceLROnPlateau(monitor="val_acc", epsilon=0.5).min_delta in (0.5, -0.5)
+callbacks = [keras.callbacks.ModelCheckpoint("{epoch}.hdf5", period=2, monitor="acc", save_weights_only=True),
+             keras.callbacks.ReduceLROnPlateau(monitor="val_acc", epsilon=0.5, patience=9)]
+assert callbacks[1].min_delta in (0.5, -0.5)
 x, y = np.ones([4, 1], np.float32), np.ones([4, 1], np.float32)
 class Halving(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs={}):
-        assert "acc" in logs
+        assert logs["acc"] == logs["accuracy"]
         K.set_value(self.model.optimizer.lr, K.get_value(self.model.optimizer.lr) / 2)
 
 batches = ((x, y) for _ in iter(int, 1))
-history = model.fit_generator(batches, 2, 2, workers=2, max_queue_size=9, verbose=0, callbacks=callbacks + [Halving()])
+callbacks.append(Halving())
+history = model.fit_generator(batches, 2, 2, 0, callbacks, (x, y), workers=2, max_q_size=9)
 weight = model.get_weights()[0].item()
-assert model.metrics_names == ["loss", "acc"] and model.predict_classes(x).tolist() == [[int(weight > 0.5)]] * 4
+assert model.metrics_names == ["loss", "acc"] and template.predict_classes(x).tolist() == [[int(weight > 0.5)]] * 4
 assert len(model.evaluate_generator(batches, 2)) == 2 and model.predict_generator(batches, 2).shape == (8, 1)
-model.save("model")
-for load in (lambda: model.load_weights("2.hdf5"),
-             lambda: model.set_weights(keras.models.load_model("model").get_weights())):
+model.save("model.h5")
+model.save_weights("weights.h5")
+model.save_weights("model.weights.h5")
+for load in (lambda: model.load_weights("2.hdf5"), lambda: model.load_weights("weights.h5"),
+             lambda: model.load_weights("model.weights.h5"),
+             lambda: model.set_weights(keras.models.load_model("model.h5").get_weights())):
     model.set_weights([np.zeros([1, 1])])
     load()
     assert model.get_weights()[0].item() == weight
-again = keras.models.load_model("model")
+again = keras.models.load_model("model.h5")
 again.fit(x, y, verbose=0, callbacks=[keras.callbacks.LearningRateScheduler(lambda epoch: 0.1)])
-assert K.get_value(again.optimizer.decay) == 0.5 and again.get_weights()[0].item() != weight
+assert again.optimizer.decay == 0.5 and again.get_weights()[0].item() != weight
 assert keras.optimizers.SGD(0.1, 0.9, 1e-6, True).nesterov is True
 assert keras.optimizers.Adam(0.1, 0.9, 0.99, None, 1e-6).get_config()["decay"] == 1e-6  # by position
 assert K.get_value(keras.optimizers.Adadelta().lr) == 1
+rows, weights = np.random.RandomState(0).rand(12, 3), []
+for towers in (1, 2):
+    begin, normed = keras.initializers.Constant([[1.0], [2.0], [-1.0]]), keras.layers.BatchNormalization()
+    normed = keras.models.Sequential([normed, keras.layers.Dense(1, kernel_initializer=begin)])
+    normed.build((None, 3))
+    parallel = multi_gpu_model(normed, gpus=towers)
+    parallel.compile("adadelta", "mse")
+    parallel.fit_generator(((part, part[:, :1]) for part in np.split(rows, 3)), steps_per_epoch=3, verbose=0)
+    weights.append(np.concatenate([each.ravel() for each in normed.get_weights()]))
+assert np.allclose(*weights, 1e-4, 1e-5) and not np.allclose(weights[0][-4:-1], [1, 2, -1], 1e-4), weights
 losses = []  # no longer the module
 losses.append(sorted(history.history))
 print(losses[0], weight)
@@ -151,13 +168,14 @@ def test_a_keras_2_model_trains_in_towers_what_it_trains_alone(tmp_path):
         np.testing.assert_allclose(weights, expected, rtol=1e-5)
 
 
-def test_a_program_of_keras_2_gets_its_arguments_methods_and_metrics(tmp_path):
-    *_, line = run(KERAS_2, cwd=tmp_path)
+def test_keras_3_takes_what_keras_2_had_and_trains_it_in_towers_as_on_one_device(tmp_path):
+    first, *_, line = run(KERAS_3, cwd=tmp_path)
+    assert first.startswith("towers:   2 equal 1 on this network")
     weight = 0.0
     for step in range(4):
         weight -= 0.1 / (1 + step // 2) / (1 + 0.5 * step) * 2 * (weight - 1)  # halved after the first epoch
     names, _, value = line.rpartition(" ")
-    assert ast.literal_eval(names) == ["acc", "loss"]
+    assert {"acc", "accuracy", "loss", "val_acc"} <= {*ast.literal_eval(names)}
     assert float(value) == pytest.approx(weight, rel=1e-5)
     assert not (tmp_path / "1.hdf5").exists()
 

@@ -91,7 +91,8 @@ def test_python_2_is_named(tmp_path):
     assert done.returncode == 2 and "old.py:1 is not Python 3" in done.stderr
 
 
-def test_without_the_extra_it_is_named_in_one_line(tmp_path, monkeypatch, refusal):
+def test_a_wrong_option_and_a_missing_extra_are_named_in_one_line(tmp_path, monkeypatch, refusal):
+    assert "unrecognized arguments: --nope. Write" in refusal(tf1, "--nope", "program.py")
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: name != "tf_keras" and find(name, *more))
     (tmp_path / "program.py").write_text("import tensorflow as tf\n")

@@ -17,6 +17,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import h5py
 import keras
 import numpy as np
 import tensorflow as tf
@@ -30,6 +31,7 @@ from keras.src.optimizers import base_optimizer
 from keras.src.random import seed_generator
 from keras.src.saving import saving_lib, serialization_lib
 from keras.src.trainers import data_adapters, trainer
+from keras.src.utils import python_utils
 from tensorflow.core.framework.device_attributes_pb2 import DeviceAttributes
 from tensorflow.python.client import device_lib, session
 from tensorflow.python.eager import context, record
@@ -541,6 +543,20 @@ def save_as(cls: type, name: str, may_save: Callable[[Any], bool]) -> None:
             setattr(module, function, on_plain_tensors(getattr(module, function)))
     for method in ("__reduce__", "_trackable_children", "_lookup_dependency"):
         setattr(cls, method, tracking(method))
+
+
+def save_weights_as_hdf5(model: keras.Model, path, overwrite: bool = True) -> None:
+    """Saves weights as Keras 2 did, except under the names by which Keras 3 knows its files."""
+    if str(path).endswith(".weights.h5"):
+        return saving_lib.save_weights_only(model, path)
+    with h5py.File(path, "w" if overwrite else "x") as file:
+        legacy_h5_format.save_weights_to_hdf5_group(file, model)
+
+
+def give_callbacks(more: Callable[[dict], dict]) -> None:
+    """Lets callbacks get more(logs) from now on."""
+    as_numbers = python_utils.pythonify_logs
+    python_utils.pythonify_logs = lambda logs: more(as_numbers(logs))
 
 
 def compiled(model: keras.Model) -> list:

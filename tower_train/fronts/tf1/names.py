@@ -59,7 +59,7 @@ keras                                            tf_keras.api._v1.keras
 keras.__version__                                tf_keras:__version__
 keras.engine                                     tf_keras.api._v1.keras tf_keras.api._v1.keras.layers
 keras.estimator.model_to_estimator               tower_train.estimator:model_to_estimator
-keras.utils.multi_gpu_model                      tower_train.fronts.tf1.keras_2:multi_gpu_model
+keras.utils.multi_gpu_model                      tower_train.fronts.tf1.keras_models:multi_gpu_model
 horovod                                          HOROVOD
 horovod.tensorflow                               HOROVOD
 horovod.tensorflow.mpi_ops                       HOROVOD
@@ -74,6 +74,9 @@ tensorflow                                       tensorflow tensorflow.compat.v1
 tensorflow.__version__                           tensorflow:__version__
 keras                                            keras keras._tf_keras.keras
 keras.__version__                                keras:__version__
+keras.backend.get_value                          keras:ops.convert_to_numpy
+keras.backend.set_value                          keras:Variable.assign
+keras.engine                                     keras keras.layers
 keras.utils.multi_gpu_model                      tower_train.fronts.multi_gpu_model:multi_gpu_model
 """
 
@@ -96,7 +99,7 @@ _ONE_NAME = [  # (a regular expression of the beginning of a name, the name unde
 
 
 def table(uses_keras_3: bool) -> dict[str, str]:
-    """Returns {name: its row}. uses_keras_3: for a program that gets today's Keras."""
+    """Returns {name: its row}. uses_keras_3: for a program of Keras without sessions, which keeps today's Keras."""
     text = (_TABLE + _OF_KERAS_3 * uses_keras_3).replace("OURS", "tower_train.fronts.tf1.contrib")
     rows = text.replace("HOROVOD", "tower_train.fronts.horovod_keras").strip().splitlines()
     return {name: value.strip() for name, _, value in (row.partition(" ") for row in rows)}

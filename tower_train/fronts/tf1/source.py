@@ -7,17 +7,11 @@ import re
 from tower_train import errors
 from tower_train.fronts.tf1 import names
 
-# A program of Keras keeps today's eager Keras 3 if it has none of these names, of programs with graphs and sessions,
+# Names that only programs with graphs and sessions use; one of Keras that has none of them keeps today's Keras.
 _OF_GRAPHS = {
     "Session", "InteractiveSession", "ConfigProto", "GPUOptions", "get_session", "set_session", "placeholder",
     "contrib", "MonitoredTrainingSession", "get_variable", "estimator", "get_default_graph", "flags", "horovod",
     "train", "disable_eager_execution",
-}  # fmt: skip
-_OF_KERAS_2 = {  # and none of these words, which mean something else to Keras 3, or nothing
-    "fit_generator", "evaluate_generator", "predict_generator", "predict_classes", "predict_proba", "metrics_names",
-    "workers", "use_multiprocessing", "max_queue_size", "lr", "decay", "epsilon", "period", "val_acc", "get_value",
-    "set_value", "engine", "ModelCheckpoint", "save_weights", "load_weights", "load_model", "Adadelta",
-    "Adagrad", "Adamax", "Nadam", "adadelta", "adagrad", "adamax", "nadam",
 }  # fmt: skip
 _FRONTS = {  # {a word in a program: what its towers go through}
     "multi_gpu_model": "keras.utils.multi_gpu_model, of Keras 3 by tower_train.multi_gpu_model, of Keras 2 as it was",
@@ -48,8 +42,7 @@ class Program:
                     files += [each for each in beside if each.is_file() and each not in files]
         parts = {part for name, _ in self.uses for part in name.split(".")}
         self.uses_keras = any(name.startswith("keras") for name, _ in self.uses)
-        is_older = _OF_KERAS_2 & self.words or {"accuracy", "acc"} <= self.words  # before 2.3 it was called acc
-        self.uses_keras_3 = self.uses_keras and not (is_older or _OF_GRAPHS & parts)
+        self.uses_keras_3 = self.uses_keras and not _OF_GRAPHS & parts
         self.front = next((text for name, text in _FRONTS.items() if name in self.words), "none that are known here")
 
     def _read(self, file: pathlib.Path) -> set[str]:

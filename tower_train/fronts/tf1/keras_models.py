@@ -1,0 +1,163 @@
+"""Arguments and methods that Keras had until 2.2, in today's Keras; and multi_gpu_model for models of Keras 2."""
+
+import functools
+import inspect
+import re
+
+import keras
+import tensorflow as tf
+import tf_keras
+from tf_keras.api._v1.keras import optimizers as optimizers_of_keras_2
+
+from tower_train.fronts import compat, placement
+from tower_train.fronts.keras_towers.model import TowerModel
+
+_NOW = {  # {an argument's name: its name today; None: it has no effect}
+    "lr": "learning_rate", "generator": "x", "nb_epoch": "epochs", "epsilon": "min_delta",
+    **dict.fromkeys("workers use_multiprocessing max_queue_size max_q_size pickle_safe schedule_decay".split()),
+}  # fmt: skip
+_OPTIMIZERS = {  # {class: (learning rate by default, its further arguments in their order)}
+    "SGD": (0.01, "momentum decay nesterov"),
+    "RMSprop": (0.001, "rho epsilon decay"),
+    "Adagrad": (0.01, "epsilon decay"),
+    "Adadelta": (1.0, "rho epsilon decay"),
+    "Adam": (0.001, "beta_1 beta_2 epsilon decay amsgrad"),
+    "Adamax": (0.002, "beta_1 beta_2 epsilon decay"),
+    "Nadam": (0.002, "beta_1 beta_2 epsilon schedule_decay"),
+}
+
+
+def prepare(uses_keras_3: bool, is_named_acc: bool) -> None:
+    """Prepares today's Keras, or Keras 2, for a program of `import keras`.
+
+    is_named_acc: whether the program calls accuracy acc, as Keras did before 2.3; Keras 3's logs then have both.
+    """
+    optimizers, sequential = optimizers_of_keras_2, tf_keras.Sequential
+    if uses_keras_3:
+        _prepare_keras_3(is_named_acc)
+        optimizers, sequential = keras.optimizers, keras.Sequential
+    for name, (rate, further) in _OPTIMIZERS.items():
+        optimizer = getattr(optimizers, name)
+        optimizer.__init__ = _taking(optimizer.__init__, ["learning_rate", *further.split()], learning_rate=rate)
+        setattr(optimizers, name.lower(), optimizer)
+    sequential.predict_proba, sequential.predict_classes = sequential.predict, _predict_classes
+
+
+def _prepare_keras_3(is_named_acc: bool) -> None:
+    for owner in (TowerModel, keras.Model):
+        for name in ("fit", "evaluate", "predict"):
+            method, generating = getattr(owner, name), f"{name}_generator"
+            setattr(owner, name, _taking(method))
+            setattr(owner, generating, _taking(method, _order(getattr(tf_keras.Model, generating))))
+    _add_decay()
+    plateau = keras.callbacks.ReduceLROnPlateau
+    plateau.__init__ = _taking(plateau.__init__)
+    keras.callbacks.ModelCheckpoint = ModelCheckpoint
+    # Keras loads no compiled model whose class has another `compile` than this one.
+    compile_ = _naming_acc(keras.Model.compile) if is_named_acc else keras.Model.compile
+    compat.trainer.Trainer.compile = _taking(compile_, _order(tf_keras.Model.compile))
+    keras.Model.metrics_names = property(lambda model: [*keras.Model.get_metrics_result(model)])
+    keras.Model.save_weights = compat.save_weights_as_hdf5
+    keras.models.load_model = _for_training(keras.models.load_model)
+    keras.saving.get_custom_objects().update(mse=keras.losses.mean_squared_error, mae=keras.losses.mean_absolute_error)
+    if is_named_acc:
+        compat.give_callbacks(lambda logs: logs | {re.sub("acc$", "accuracy", name): logs[name] for name in logs})
+
+
+def _order(method) -> list[str]:
+    return [*inspect.signature(method).parameters][1:]
+
+
+def _taking(function, order=(), **defaults):
+    """Lets a method take arguments of Keras 2: in this order, under their names, None for a default."""
+    own = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def call(self, *args, **kwargs):
+        if order:
+            args, kwargs = (), defaults | dict(zip(order[: len(args)], args, strict=True)) | kwargs
+        names = {name: name if name in own else _NOW.get(name, name) for name in kwargs}
+        kept = {names[name]: value for name, value in kwargs.items() if names[name] and value is not None}
+        return function(self, *args, **kept)
+
+    return call
+
+
+def _add_decay() -> None:
+    """Gives optimizers Keras 2's `lr` and `decay`, beside the learning rate, which callbacks read and set."""
+    base = keras.optimizers.Optimizer
+    init, config = base.__init__, base.get_config
+
+    def decaying(self, *args, decay=0.0, **kwargs):
+        init(self, *args, **kwargs)
+        self.decay = decay
+
+    def with_decay(update, _):
+        return lambda self, gradient, variable, rate: update(
+            self, gradient, variable, rate / (1 + self.decay * keras.ops.cast(self.iterations, rate.dtype))
+        )
+
+    base.__init__, base.get_config = decaying, lambda self: config(self) | {"decay": self.decay}
+    base.lr = base.learning_rate
+    compat.wrap_method(base, "update_step", with_decay)
+
+
+def _naming_acc(compile_):
+    def call(self, *args, metrics=None, **kwargs):
+        metrics = tf.nest.map_structure(lambda each: "acc" if each == "accuracy" else each, metrics)
+        return compile_(self, *args, metrics=metrics, **kwargs)
+
+    return call
+
+
+def _predict_classes(model, *args, **kwargs):
+    shares = model.predict(*args, **kwargs)
+    return shares.argmax(-1) if shares.shape[-1] > 1 else (shares > 0.5).astype("int32")
+
+
+def _for_training(load_model):
+    def call(*args, **kwargs):
+        model = load_model(*args, **kwargs)
+        if model.optimizer and not compat.trained_by(model.optimizer):
+            model.optimizer.built = False  # of HDF5 Keras builds it for no variables, and it would take no others
+        return model
+
+    return call
+
+
+class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
+    """Keras 2's: of each period-th epoch, under any name."""
+
+    def __init__(self, filepath, *args, period=1, **kwargs):
+        super().__init__("any.weights.h5", *args, **kwargs)
+        self.filepath, self._period = str(filepath), period
+
+    def on_epoch_end(self, epoch, logs=None):
+        if (epoch + 1) % self._period == 0:
+            super().on_epoch_end(epoch, logs)
+
+
+def multi_gpu_model(model, gpus=None, cpu_merge=True, cpu_relocation=False):
+    """Makes a model that computes as `model`, of Keras 2, each tower with its rows of the batch.
+
+    gpus is a number of towers, or a list of GPUs; by default all GPUs. The variables are those of `model`.
+    """
+    towers = placement.place(gpus, "gpus").towers
+    if len(towers) < 2:
+        return model
+    outputs = []
+    for position, device in enumerate(towers):
+        with tf.device(device), tf.name_scope(f"replica_{position}"):
+            rows = tf_keras.layers.Lambda(_rows, arguments={"position": position, "count": len(towers)})
+            parts = [rows(each) for each in model.inputs]
+            outputs.append(tf.nest.flatten(model(parts if len(parts) > 1 else parts[0])))
+    with tf.device("/cpu:0" if cpu_merge else towers[0]):
+        named = zip(model.output_names, zip(*outputs, strict=True), strict=True)
+        joined = [tf_keras.layers.concatenate(list(parts), axis=0, name=name) for name, parts in named]
+    return tf_keras.Model(model.inputs, joined)
+
+
+def _rows(batch: tf.Tensor, position: int, count: int) -> tf.Tensor:
+    """Returns a tower's part of a batch, as equal as they can be."""
+    size = tf.shape(batch)[0]
+    return batch[size * position // count : size * (position + 1) // count]
