@@ -19,6 +19,7 @@ from tower_train.cluster.agreement import Agreement
 from tower_train.cluster.board import WorkerState
 from tower_train.cluster.task import Policy, Task
 from tower_train.graph import devices
+from tower_train.proof.comparison import Outcome
 from tower_train.run import opening
 
 TIMEOUT_SECS = 3
@@ -98,7 +99,7 @@ def test_a_session_hook_of_one_worker_ends_all_after_the_same_step(tmp_path, mon
 
 def test_all_end_well_where_the_chief_finds_no_gain_and_have_no_more_to_do_after_that(tmp_path, monkeypatch):
     compared = []
-    monkeypatch.setattr(opening, "compare_towers", lambda *_: compared.append(1) or "compared")
+    monkeypatch.setattr(opening, "compare_towers", lambda *_: compared.append(1) or Outcome("compared"))
     options = clusters.NORM | dict(batch_size=6, max_steps=jobs.ENDLESS, learning_rate=1e-30, eval_every_steps=5)
     options |= dict(early_stopping_patience_epochs=1.0, check_towers="auto")
     first, second = (clusters.train_together(tmp_path, 2, **options) for _ in range(2))

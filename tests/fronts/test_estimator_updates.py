@@ -183,5 +183,5 @@ def test_towers_that_update_otherwise_are_named(tmp_path):
         made.append(step)
         return make() if len(made) == 1 else step.assign_add(2)
 
-    with pytest.raises(errors.GraphError, match="tower_0 is at the gradients 1 of w, .* tower_1 at the end"):
+    with pytest.raises(errors.GraphError, match=r"tower_0 is at the gradients \(no. 1\) of w, .* tower_1 at the end"):
         count_updates(tmp_path, update, 2)

@@ -58,7 +58,9 @@ def test_masks_metrics_loss_scales_and_fewer_examples_than_towers(float64):
     mask = (np.arange(5) < rng.integers(1, 6, [15, 1])).astype(float)
     data = (rng.normal(size=[15, 5, 1]) + mask[..., None], rng.integers(0, 3, [15, 5]), mask)
     cuts = tf.data.Dataset.from_tensor_slices([(0, 7), (7, 12), (12, 14), (14, 15)])
-    batches = cuts.map(lambda cut: tuple(tf.constant(each)[cut[0] : cut[1]] for each in data))
+    options = tf.data.Options()
+    options.autotune.enabled = False  # its thread wakes once a minute, and a closing iterator may wait for that
+    batches = cuts.map(lambda cut: tuple(tf.constant(each)[cut[0] : cut[1]] for each in data)).with_options(options)
     assert_same(fit_both(Tagger, 3, {}, batches), 1e-9)
 
 

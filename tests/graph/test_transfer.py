@@ -13,7 +13,7 @@ import toy_workload
 import trainings
 
 import cifar10
-from cifar10 import augment
+from tower_train import layers
 from tower_train.data import tf_data
 from tower_train.graph import stream, transfer
 from tower_train.graph.layout import Layout
@@ -137,7 +137,7 @@ def test_a_step_tells_how_long_it_waited_for_its_input_but_not_what_came_while_i
     for inference in (toy_workload.network, slow_network):
         workload = dataclasses.replace(slow_input.WORKLOAD, inference=inference)
         with trainings.opened(workload, workload.examples(DataRequest("train")), batch_size=8) as (built, session):
-            waited.append([session.run(built.report).input_secs for _ in range(3)])
+            waited.append([session.run(built.report).input_secs for _ in range(8)])  # a busy machine computes longer
     assert max(waited[0]) > 0.05 > min(waited[1]) >= 0
 
 
@@ -213,7 +213,7 @@ def test_images_are_the_same_to_the_bit_wherever_they_are_augmented(model, as_gp
             source = stream.training_stream(workload, examples, 5, first, Layout(16, CPUS), crossing)
             session.run(source.initializer)
             seen.append(session.run(source.batches))
-        monkeypatch.setattr(augment, "_is_on_gpu", lambda tensor: as_gpus_do)
+        monkeypatch.setattr(layers, "on_gpu", lambda: as_gpus_do)
     for found, expected in zip(*map(tf.nest.flatten, seen), strict=True):
         assert np.std(expected) > 0.5
         np.testing.assert_array_equal(found, expected)

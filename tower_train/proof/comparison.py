@@ -1,6 +1,6 @@
 """The comparison of several towers with one device, before a first training: of workloads, Keras models and Estimators.
 
-They say how to train and where towers differ. What is seen after each step may differ by what rounding explains.
+The caller says how to train and where towers differ. What rounding explains of a difference after a step is none.
 """
 
 import dataclasses
@@ -19,9 +19,9 @@ LOSS, GRADIENT = "the loss", "the gradient of "
 STEPS, EACH = 2, 4  # of a comparison; examples of a tower
 MOST_TOWERS = 4  # more would show nothing else
 _LONG_SECS = 10
-# Of trainings from rounded weights: several, as Adam takes whole steps by gradients of nothing but rounding too (of a
-# bias before batch normalisation), and further and further away, as kernels round more than once, and the kink of an
-# activation (a single ReLU that flips) shows from there only.
+# Of trainings that begin with rounded weights. Several, as Adam takes whole steps by gradients that are only rounding,
+# such as that of a bias before batch normalisation. Each starts further away, as kernels round more than once, and a
+# ReLU that flips shows only from further away.
 _SEEDS = range(4)
 _SENSITIVITY = 100  # differences that are at most this times what one rounding of each weight changes are none
 _FEW_ROUNDINGS = 256
@@ -57,10 +57,12 @@ class Gap(NamedTuple):
 
     @property
     def relative(self) -> float:
+        """The difference as a share of the quantity itself."""
         return self.absolute / self.scale if self.scale else float(self.absolute > 0)
 
     @property
     def proportion(self) -> float:
+        """The difference as a share of the largest of its kind."""
         return self.absolute / max(self.largest, self.scale) if self.scale else float(self.absolute > 0)
 
 
@@ -70,8 +72,10 @@ class Outcome(NamedTuple):
     line: str  # for people
     towers: int = 0
     differs: str = ""  # by how much towers differ and where that begins; empty if they do not
-    relative: float | None = None  # the largest difference, or the first that is more than rounding, if it is finite
-    about: str = ""  # what was compared, "2 steps of 8 examples, float64"
+    # Gap.proportion of the largest difference; if towers differ, Gap.relative of the first that is more than rounding,
+    # None if that is not finite
+    relative: float | None = None
+    compared: str = ""  # "2 steps of 8 examples, float64"
 
     def proved(self, advice: str = "") -> "Outcome":
         """Returns this; GraphError with this advice if towers differ."""
@@ -98,7 +102,7 @@ class Comparison:
     weights: Collection[str]  # names of the variables that are trained
     dtype: np.dtype  # the least exact of the arithmetic on the way from the weights to the loss
     towers: int
-    about: str
+    compared: str  # as in Outcome
     # (gaps of the earliest step, what a resumed training began with, if that differs) -> where the difference begins
     where: Callable[[Sequence[Gap], Arrays | None], str] = model_differs
     by_tower: Training | None = None  # as `several`, whose batches are normalised by tower, if they train so
@@ -135,10 +139,10 @@ class Comparison:
                 f"*** towers: {self.towers} are not 1 with batch_norm=tower: {most.name} differs by "
                 f"{most.proportion:.0e} on this network, and by {apart} with batch_norm=global"
             )
-        return Outcome(line, self.towers, relative=gap.proportion, about=self.about)
+        return Outcome(line, self.towers, relative=gap.proportion, compared=self.compared)
 
     def _undecided(self, why: str) -> Outcome:
-        return Outcome(f"*** towers: {why}", self.towers, about=self.about)
+        return Outcome(f"*** towers: {why}", self.towers, compared=self.compared)
 
     def _differing(self, excess: Sequence[Gap], begun: Arrays | None = None) -> Outcome:
         """begun: what a resumed training began with, if that differs; else towers do."""
@@ -150,9 +154,9 @@ class Comparison:
         gap, *others = excess = sorted((gap for gap in excess if gap.step == first), key=order)
         seen = " and ".join(map(str, [gap, *(other for other in others if other.name == LOSS)]))
         who = "a resumed training differs from a whole one" if begun else f"{self.towers} towers differ from 1"
-        differs = f"{who} on this network: {seen} in step {first} ({self.about}).\n{self.where(excess, begun)}"
+        differs = f"{who} on this network: {seen} in step {first} ({self.compared}).\n{self.where(excess, begun)}"
         relative = gap.relative if math.isfinite(gap.relative) else None
-        return Outcome("", self.towers, differs, relative, self.about)
+        return Outcome("", self.towers, differs, relative, self.compared)
 
     def _gaps(self, one: Iterable[Values], other: Iterable[Values], first: int = 0) -> list[Gap]:
         """Returns the gaps of the losses, gradients and variables of two trainings. first: the first step."""
@@ -196,8 +200,8 @@ def epsilon(dtype: np.dtype) -> float:
 def rounded(value: np.ndarray, rounding: float, seed: int) -> np.ndarray:
     """Returns a value with each number moved by 4**seed roundings to one side or the other.
 
-    So is a matrix of nothing but zeros, as if of ones: before it moves, gradients may cancel but for their roundings,
-    which roundings of other weights do not reach. Not a bias, as zeros may be at the kink of an activation.
+    A matrix of zeros is moved as if it were ones: before it moves, gradients may cancel except for their roundings,
+    which rounding other weights does not show. A bias of zeros is not, as it may be at the kink of an activation.
     """
     moves = rounding * 4**seed * np.random.default_rng(seed).choice([-1.0, 1.0], value.shape)
     return (value * (1 + moves) if value.ndim < 2 or value.any() else moves).astype(value.dtype)
@@ -228,13 +232,13 @@ def distance(one, other) -> float:
 
 
 def is_scaled(before: np.ndarray, after: np.ndarray) -> bool:
-    """Returns whether an array has not changed but by a factor, as by weight decay alone."""
+    """Returns whether an array is the same except for a factor, as after weight decay alone."""
     before = wide(before).ravel()
     change = wide(after).ravel() - before
     if not change.any() or not np.ptp(before):  # any change of a single number, or of equal ones, may be a factor
         return not change.any()
     i = np.abs(before).argmax()
-    rate = change[i] / before[i] if before[i] else 0.0
+    rate = change[i] / before[i]
     return largest(change - rate * before) <= 0.01 * largest(change)
 
 
@@ -256,7 +260,7 @@ def in_dtypes(dtypes: Iterable[str | None], compare: Callable[[str | None], Outc
     if outcome.differs:
         differs = f"{outcome.differs.removesuffix('.')}{why}."
         return outcome._replace(line=f"*** {differs}", differs=differs)
-    return outcome._replace(line=f"{outcome.line} ({outcome.about}; {time.perf_counter() - began:.1f} s){why}")
+    return outcome._replace(line=f"{outcome.line} ({outcome.compared}; {time.perf_counter() - began:.1f} s){why}")
 
 
 def before_training(compare: Callable[[], Outcome], how_not: str) -> Outcome:

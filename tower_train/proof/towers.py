@@ -146,11 +146,11 @@ def _compared(make: Callable[..., Trial], several: Config, one: Config, jit_comp
     comparison.announce(batches, (time.perf_counter() - began) * (batches + 4), "--check_towers=never")
     many = make(several)
     dtype = operations.least_exact(alone.built.compared.losses[:1], [v.handle.op for v in alone.weights.values()]).dtype
-    turns, about = one.accumulate_steps, f"{STEPS} steps of {several.global_batch} examples, {dtype.name}"
+    turns, what = one.accumulate_steps, f"{STEPS} steps of {several.global_batch} examples, {dtype.name}"
     if many.built.compared.normalizes and not is_by_tower:
-        about += f", batch normalisation over all towers{' turn by turn' if turns > 1 else ''}"
+        what += f", batch normalisation over all towers{' turn by turn' if turns > 1 else ''}"
     if jit_compile == "always":
-        about += ", compiled" if several.jit_compile == "always" else ", not compiled as the run is"
+        what += ", compiled" if several.jit_compile == "always" else ", not compiled as the run is"
 
     exact = np.dtype(dtype.as_numpy_dtype)
 
@@ -158,7 +158,7 @@ def _compared(make: Callable[..., Trial], several: Config, one: Config, jit_comp
         return _where(alone, alone if begun else many, excess, comparison.epsilon(exact) ** 0.6, begun)
 
     return comparison.Comparison(
-        alone.train, many.train, alone.weights, exact, batches // turns, about, where,
+        alone.train, many.train, alone.weights, exact, batches // turns, what, where,
         by_tower=(lambda begin: make(several, batch_norm="tower").train(begin)) if is_by_tower else None,
         resumes=True, alone=f"1, each with {turns} batches in turn," if turns > 1 else "1",
     ).outcome()  # fmt: skip

@@ -90,9 +90,9 @@ def compare_steps(
             try:
                 if adds_losses:
                     several.summed.keys.update(differing_layer()[1])  # of all that `towers` makes
-                about = f"{steps} steps of {parts.batch_size(rows[0])} examples, {dtype}"
+                what = f"{steps} steps of {parts.batch_size(rows[0])} examples, {dtype}"
                 one, all_towers = trial.training(alone), trial.training(several)
-                compared = one, all_towers, trial.weights, np.dtype(dtype), count, about, where, by_tower
+                compared = one, all_towers, trial.weights, np.dtype(dtype), count, what, where, by_tower
                 return comparison.Comparison(*compared).outcome()
             finally:
                 trial.reset()
