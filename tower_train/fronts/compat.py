@@ -49,6 +49,8 @@ from tensorflow.python.ops import (
 )
 from tensorflow.python.training.saving import saveable_object_util
 
+from tower_train.graph.stream import not_tuned
+
 _SEED_GENERATOR = "global_seed_generator"  # Keras' global attribute: of draws without a seed
 _LAYER_COUNTS = "object_name_uids"  # Keras' global attribute {prefix of a layer's name: how many there are}
 
@@ -328,7 +330,7 @@ def batches(x, y, sample_weight, size: int) -> Iterator[tuple]:
     with eager_mode():
         adapter.on_epoch_begin()
         try:
-            yield from adapter.get_tf_dataset()
+            yield from not_tuned(adapter.get_tf_dataset())
         finally:
             adapter.on_epoch_end()
 
@@ -337,7 +339,7 @@ def as_dataset(batches: Sequence, spec) -> tf.data.Dataset:
     """Returns a data set of these batches with this element_spec, for which no function is traced anew."""
     variants = [tf.data.experimental.to_variant(tf.data.Dataset.from_tensors(batch)) for batch in batches]
     datasets = [tf.data.experimental.from_variant(variant, spec) for variant in variants]
-    return functools.reduce(tf.data.Dataset.concatenate, datasets)
+    return not_tuned(functools.reduce(tf.data.Dataset.concatenate, datasets))
 
 
 @contextlib.contextmanager

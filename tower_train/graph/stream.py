@@ -220,11 +220,14 @@ def iterator_over(steps: tf.data.Dataset, step: Callable, examples: Examples, br
     step = tf.autograph.experimental.do_not_convert(step)  # workloads use TensorFlow's own conditionals, if any
     # deterministic: the order of examples is a promise, also at the price of waiting for one
     dataset = steps.map(step, num_parallel_calls=parallel_steps, deterministic=True).prefetch(_PREFETCHED_STEPS)
-    if not examples.elements:  # Nothing of it is tuned, and a closing session may wait a minute for the tuner's thread.
-        options = tf.data.Options()
-        options.autotune.enabled = False
-        dataset = dataset.with_options(options)
-    return tf.compat.v1.data.make_initializable_iterator(dataset)
+    return tf.compat.v1.data.make_initializable_iterator(dataset if examples.elements else not_tuned(dataset))
+
+
+def not_tuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a data set without tf.data's tuner, for whose thread a closing iterator may wait a minute."""
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
 
 
 def with_batch_size(tensors: Tensors, batch: int) -> Tensors:
