@@ -124,7 +124,7 @@ def check_tensors(train_op: tf.Operation, batch_size: int, accumulate_steps: int
     compiles it), and each tensor by itself. A step may need more.
 
     Raises:
-      RunError: the memory does not suffice.
+      RunError: there is not enough memory.
     """
     memory, kept, most = host.memory_limit(), {}, (0, None)
     for op in ancestors([train_op]):

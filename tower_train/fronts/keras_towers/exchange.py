@@ -86,8 +86,8 @@ class Workers(Exchange):
         return self._called(lambda *arrays: self.gather("an exchange of values", arrays)[0], tensors, shapes)
 
     def gather(self, point: str, arrays: Sequence[np.ndarray] = (), **facts) -> list[list[np.ndarray]]:
-        """Returns over workers arrays of any shapes; ConfigError in all of them if this place in the program, or one of
-        these facts, strings and numbers by name, is another in one of them than in the chief."""
+        """Returns over workers arrays of any shapes. ConfigError in all of them if a worker is at another place in the
+        program than the chief, or has another value for one of these facts, strings and numbers by name."""
         message, dtypes = io.BytesIO(), [array.dtype for array in arrays]
         place = {"its place": point} | facts | {"what it sends": str(dtypes)}
         for each in (json.dumps(place), *arrays):

@@ -19,8 +19,8 @@ _WRITERS = (  # callbacks for the chief only
 
 
 def begin(workers: Exchange, model: keras.Model, towers: int) -> None:
-    """Begins with a model once all workers, with as many towers, have come to it, with the same random numbers from now
-    on; ConfigError if the models differ."""
+    """Waits until all workers begin with a model, with equally many towers each; from then on they draw the same random
+    numbers. ConfigError if the models differ."""
     if workers.size == 1:
         return
     seed = compat.random_seed()
