@@ -64,14 +64,13 @@ def batch_normalization(
             beta = scale * beta
         is_frozen = context.current().frozen
         collections = moving_collections(is_averaged=not is_frozen)
-        moving_mean, moving_variance = (
+        moving = [
             v1.get_variable(
                 name, [channels], dtype, initializer(), v1.no_regularizer, trainable=False, collections=collections
             )
             for name, initializer in (("moving_mean", v1.zeros_initializer), ("moving_variance", v1.ones_initializer))
-        )
-        training = training and not is_frozen
-        return normalize(inputs, training, gamma, beta, moving_mean, moving_variance, momentum, epsilon)
+        ]
+        return normalize(inputs, training and not is_frozen, gamma, beta, moving, momentum, epsilon)
 
 
 def normalize(
@@ -79,16 +78,16 @@ def normalize(
     training: bool,
     gamma: tf.Tensor,
     beta: tf.Tensor,
-    moving_mean: tf.Variable,
-    moving_variance: tf.Variable,
+    moving: Sequence[tf.Variable],
     momentum: float,
     epsilon: float,
 ) -> tf.Tensor:
-    """Applies `batch_normalization` with existing variables (gamma and beta may be tensors), each [channels]."""
+    """Applies `batch_normalization` with existing variables (gamma and beta may be tensors), each [channels]. moving:
+    the mean and the variance."""
     if is_fused := inputs.shape.rank == 4 and inputs.dtype != tf.float64:
         epsilon = max(epsilon, _LEAST_EPSILON)  # on several towers and in evaluations too
     if not training:
-        return _normalized(inputs, gamma, beta, moving_mean, moving_variance, epsilon)
+        return _normalized(inputs, gamma, beta, *moving, epsilon)
     tower = context.current()
     tower.normalized.append(inputs.op.name)
     if _towers_together(tower) > 1:
@@ -99,8 +98,8 @@ def normalize(
     else:
         mean, variance = _local_moments(inputs, gamma.dtype)
         outputs = _normalized(inputs, gamma, beta, mean, variance, epsilon)
-    for moving, value in ((moving_mean, mean), (moving_variance, variance)):
-        note(Statistic(moving, value, momentum))
+    for variable, value in zip(moving, (mean, variance), strict=True):
+        note(Statistic(variable, value, momentum))
     return outputs
 
 

@@ -82,8 +82,7 @@ def test_an_epsilon_below_that_of_fused_operations_is_theirs_in_evaluations_too(
                 training,
                 tf.ones(3),
                 tf.zeros(3),
-                mean.astype(np.float32),
-                variance.astype(np.float32),
+                [mean.astype(np.float32), variance.astype(np.float32)],
                 0.9,
                 1e-7,
             )

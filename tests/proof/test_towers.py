@@ -72,7 +72,7 @@ def test_towers_that_are_one_are_shown_to_be(inference, options, dtype, least):
 
 
 def test_a_gradient_of_nothing_but_roundings_is_no_difference():
-    """That of a bias which softmax does not see, behind weights of zeros, which no rounding of weights reaches."""
+    """Of a bias that softmax does not see, behind weights of zeros, which no rounding of weights reaches."""
 
     def shifted(features, training):
         zeros = tf.compat.v1.zeros_initializer()

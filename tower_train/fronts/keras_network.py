@@ -180,11 +180,11 @@ class _Network:
             raise errors.ConfigError(
                 f"keras_network: {layer.name} has synchronized=True. Leave --batch_norm=tower out."
             )
-        mean, variance = (self._in_graph[id(v)] for v in (layer.moving_mean, layer.moving_variance))
-        gamma = self._in_graph[id(layer.gamma)] if layer.scale else tf.ones(mean.shape, mean.dtype)
-        beta = self._in_graph[id(layer.beta)] if layer.center else tf.zeros(mean.shape, mean.dtype)
+        moving = [self._in_graph[id(v)] for v in (layer.moving_mean, layer.moving_variance)]
+        gamma = self._in_graph[id(layer.gamma)] if layer.scale else tf.ones(moving[0].shape, moving[0].dtype)
+        beta = self._in_graph[id(layer.beta)] if layer.center else tf.zeros(moving[0].shape, moving[0].dtype)
         training = bool(training) and layer.trainable and not tower.frozen
-        return normalize(inputs, training, gamma, beta, mean, variance, layer.momentum, layer.epsilon)
+        return normalize(inputs, training, gamma, beta, moving, layer.momentum, layer.epsilon)
 
 
 def _with_rows(call: Callable, inputs: tf.Tensor):

@@ -69,33 +69,41 @@ def explained(
     except tf.errors.UnimplementedError as error:
         if "determinis" not in error.message.lower():
             raise
-        op = _operation(error, graph)
-        which = f"{op.name} ({op.type})" if op else "an operation"
-        raise errors.GraphError(
-            f"--deterministic: {which} has no kernel on its device that repeats to the bit ({errors.reason(error)}). "
-            "Leave the option out, or use another operation."
-        ) from error
+        raise _without_kernel(error, _operation(error, graph)) from error
     except tf.errors.OpError as error:
         if "NCCL" in error.message and not isinstance(error, tf.errors.InvalidArgumentError):
-            what = next(text for part, text in _NCCL_ADVICE.items() if re.search(part, error.message, re.IGNORECASE))
-            raise errors.RunError(
-                f"NCCL cannot average between these GPUs ({errors.reason(error)}). {what} Or train with "
-                "--all_reduce=collective, or --variable_update=cpu."
-            ) from error
+            raise _of_nccl(error) from error
         op = _operation(error, graph)
         is_of_tower = op is not None and op.name.startswith("tower_")
         if is_of_tower and isinstance(error, tf.errors.InvalidArgumentError):
-            why = _why(error)
-            advice = " Has a label no output? There must be one for each class." if _LABELS.search(why) else ""
-            which = f" ({positions})" if (positions := batch()) else ""
-            raise errors.GraphError(
-                f"workload {workload}: {op.name} fails on examples of {examples.name}{which}: {why}.{advice}"
-            ) from error
+            raise _of_tower(op, _why(error), workload, examples.name, batch()) from error
         if is_of_tower or "IteratorGetNext" not in error.message:
             raise
         why = examples.fault() or _why(error)
         advice = " Fill them up to one shape, or cut them." if _UNEQUAL.search(why) else ""
         raise errors.DataError(f"{examples.name}: the input failed: {why}.{advice}") from error
+
+
+def _without_kernel(error: tf.errors.UnimplementedError, op: tf.Operation | None) -> errors.GraphError:
+    which = f"{op.name} ({op.type})" if op else "an operation"
+    return errors.GraphError(
+        f"--deterministic: {which} has no kernel on its device that repeats to the bit ({errors.reason(error)}). "
+        "Leave the option out, or use another operation."
+    )
+
+
+def _of_nccl(error: tf.errors.OpError) -> errors.RunError:
+    advice = next(text for part, text in _NCCL_ADVICE.items() if re.search(part, error.message, re.IGNORECASE))
+    return errors.RunError(
+        f"NCCL cannot average between these GPUs ({errors.reason(error)}). {advice} Or train with "
+        "--all_reduce=collective, or --variable_update=cpu."
+    )
+
+
+def _of_tower(op: tf.Operation, why: str, workload: str, data: str, batch: str) -> errors.GraphError:
+    advice = " Has a label no output? There must be one for each class." if _LABELS.search(why) else ""
+    where = f" ({batch})" if batch else ""
+    return errors.GraphError(f"workload {workload}: {op.name} fails on examples of {data}{where}: {why}.{advice}")
 
 
 def _operation(error: tf.errors.OpError, graph: tf.Graph) -> tf.Operation | None:

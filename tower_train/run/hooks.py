@@ -1,4 +1,4 @@
-"""What happens after a step: the base class of the run's actions, and users' hooks."""
+"""Actions after a step: the base class of the run's actions, and users' hooks."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""What a program of TensorFlow 1 sees: the modules that it, and it alone, imports; and this machine."""
+"""The modules that a program of TensorFlow 1, and it alone, imports; and the machine as it sees it."""
 
 import builtins
 import contextlib
