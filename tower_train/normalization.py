@@ -87,7 +87,8 @@ def normalize(
     if is_fused := inputs.shape.rank == 4 and inputs.dtype != tf.float64:
         epsilon = max(epsilon, _LEAST_EPSILON)  # on several towers and in evaluations too
     if not training:
-        return _normalized(inputs, gamma, beta, *moving, epsilon)
+        mean, variance = moving
+        return _normalized(inputs, gamma, beta, mean, variance, epsilon)
     tower = context.current()
     tower.normalized.append(inputs.op.name)
     if _towers_together(tower) > 1:

@@ -1,11 +1,26 @@
-"""Means and gradients over the towers of all workers, from the values of this process's towers."""
+"""Means and gradients over the towers of all workers, from the values of this process's towers.
 
-from collections.abc import Callable, Sequence
+Gradients of variables, wherever a program computes them, are the means over all towers. What it does with them before
+it applies them, such as clipping, is thus what one device does.
+"""
 
+import contextlib
+import contextvars
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
 import tensorflow as tf
 
-from tower_train.fronts import placement
+from tower_train import errors
+from tower_train.fronts import compat, meeting, placement
+from tower_train.fronts.draws import draw_whole
+from tower_train.fronts.meeting import Tower
+from tower_train.graph import context, gradients
 from tower_train.graph.gradients import Gradient, GradientsAndVariables
+
+_is_backward: contextvars.ContextVar[bool] = contextvars.ContextVar("is_backward", default=False)
 
 Weight = float | tf.Tensor  # a scalar
 PerTower = Sequence[Sequence[tf.Tensor]]  # over this process's towers, tensors
@@ -24,6 +39,9 @@ class Averages:
         self.shares, self._add, self._unit = list(shares), add, unit
         # whether the whole batch's loss is the sum of the towers' losses; else it is their mean
         self.losses_add_up: Callable[[], bool] = lambda: False
+        self.have_met = False  # whether gradients were averaged
+        self._first_tower: Tower | None = None
+        self._means: dict[Any, list[Gradient]] = {}  # {reference of a mean of gradients: over towers, the gradients}
 
     @property
     def weights(self) -> list[Weight]:
@@ -42,7 +60,7 @@ class Averages:
         """Returns the loss of the whole batch from these towers' losses."""
         return self._add([_weighted_sum(losses, self.weights)])[0]
 
-    def share_of_loss(self, place: int) -> Weight | None:
+    def _share_of_loss(self, place: int) -> Weight | None:
         """Returns a tower's weight in means divided by its loss's weight; None if they are equal."""
         return self.shares[place] / self._unit if self.losses_add_up() else None
 
@@ -53,6 +71,149 @@ class Averages:
             with tf.device(placement.of(variable)):
                 local.append(_weighted_gradient([grad for grad, _ in pairs], self.weights, variable.shape))
         return list(zip(self._add(local), variables, strict=True))
+
+    @contextlib.contextmanager
+    def inside(self, tower: Tower, inputs: Sequence[tf.Tensor], batch_norm: str) -> Iterator[None]:
+        """Averages within this block what the program of a tower computes: its gradients, and what is normalised of
+        these inputs, its part of the batch, over all towers or by "tower"."""
+        tower.batch = frozenset(each.op for each in inputs)
+        self._first_tower = self._first_tower if tower.place else tower
+        towers_mean = functools.partial(self.mean, what="batch normalisation")
+        entered = context.Context(towers=tower.count, by_tower=batch_norm == "tower", mean=towers_mean)
+        with entered.enter_tower(inputs=inputs), compat.gradients_by(self._taken):
+            yield
+
+    def mean(self, values: Sequence[tf.Tensor], what: str = "a mean over towers") -> list[tf.Tensor]:
+        """Returns the means over all towers of all workers, weighted by their examples, of floating-point tensors of
+        equal shapes: as batch normalisation over the whole batch needs. All travel together, in one exchange.
+
+        Their gradients are exact, of any order: backwards towers meet for the mean of the gradients.
+        """
+        tower, values = meeting.current(), list(values)
+        if tower is None or tower.count == 1:
+            return values
+        tower.means += 1
+        what = f"{what} (no. {tower.means})"  # backwards towers must meet for the same one
+        means = meeting.meet(values, self.means, what)
+
+        @tf.custom_gradient  # of the means too, or variables that they were computed from would count as the function's
+        def with_gradient(*tensors):
+            def gradient(*grads):
+                return *self.gradients_of_means(grads, what), *(None for _ in grads)
+
+            return [tf.identity(each) for each in tensors[len(values) :]], gradient
+
+        return with_gradient(*values, *means)
+
+    def gradients_of_means(self, grads: Sequence[tf.Tensor], what: str) -> list[tf.Tensor]:
+        """Returns the gradients with respect to a tower's values, from those with respect to their means."""
+        what = f"the gradient of {what}"
+        if (share := self._share_of_loss(meeting.current().place)) is None:
+            return self.mean(grads, what)
+        shares = [tf.cast(share, grad.dtype) for grad in grads]
+        means = self.mean(map(tf.math.divide_no_nan, grads, shares), what)
+        return list(map(tf.multiply, means, shares))
+
+    def _taken(self, compute: Callable[[], list[tuple]], is_recorded: bool) -> list[Gradient]:
+        """Computes gradients in a tower. Those of variables are means over all towers, except in a branch, a loop or a
+        tf.function, where towers cannot meet."""
+        tower = meeting.current()
+        if tower is None or tower.count == 1 or _is_backward.get() or not meeting.can_meet():
+            return [grad for grad, _ in compute()]
+        with compat.holding(_is_backward, True):  # gradients that a gradient is computed by are parts of it
+            pairs = compute()
+        asked = [i for i, (_, source) in enumerate(pairs) if isinstance(source, (tf.Variable, keras.Variable))]
+        grads = [grad for grad, _ in pairs]
+        means = self._mean_gradients(tower, [pairs[i] for i in asked], is_recorded) if asked else []
+        for i, mean in zip(asked, means, strict=True):
+            grads[i] = mean
+        return grads
+
+    def _differentiable(self, mine: Gradient, mean: Gradient, what: str) -> Gradient:
+        """Returns a mean of gradients, with its gradient."""
+        is_sparse = isinstance(mean, tf.IndexedSlices)
+
+        @tf.custom_gradient
+        def with_gradient(_, tensor):
+            def gradient(grad):
+                if is_sparse:
+                    raise errors.GraphError(
+                        f"{what}: the gradient of a gradient that is rows of a table is not averaged over towers. "
+                        "Compute such a penalty without the table, or train in one tower."
+                    )
+                return self.gradients_of_means([grad], what)[0], None
+
+            return tf.identity(tensor), gradient
+
+        with tf.device(_tensor(mean).device):  # where its variable is
+            linked = with_gradient(_tensor(mine), _tensor(mean))
+        return tf.IndexedSlices(linked, mean.indices, mean.dense_shape) if is_sparse else linked
+
+    def _mean_gradients(self, tower: Tower, pairs: GradientsAndVariables, is_differentiable: bool) -> list[Gradient]:
+        """Returns a tower's means of gradients over all towers; None for variables without a gradient in any."""
+        tower.means += 1
+        names = ", ".join(gradients.variable_name(variable) for _, variable in pairs[:2])
+        what = f"the gradients (no. {tower.means}) of {names}{', ...' if len(pairs) > 2 else ''}"
+
+        def merge(per_tower):
+            self.have_met = True
+            there = [i for i, grads in enumerate(zip(*per_tower, strict=True)) if any(g is not None for g, _ in grads)]
+            asked = gradients.without_unused([[each[i] for i in there] for each in per_tower])
+            means = [grad for grad, _ in self.gradients(asked)]
+            return dict(zip(there, zip(means, zip(*asked, strict=True), strict=True), strict=True))
+
+        found = meeting.meet(pairs, merge, what)
+        means: list[Gradient] = [None] * len(pairs)
+        for i, (mean, mine) in found.items():
+            if is_differentiable:
+                mean = self._differentiable(pairs[i][0], mean, f"{what}: {i}")
+            for tensor in (mean.values, mean.indices) if isinstance(mean, tf.IndexedSlices) else [mean]:
+                self._means[tensor.ref()] = [grad for grad, _ in mine]
+            means[i] = mean
+        return means
+
+    def updates(self, per_tower: Sequence[GradientsAndVariables]) -> GradientsAndVariables:
+        """Returns the gradients to apply. Those computed from means alone, such as clipped ones, are the first tower's;
+        others are averaged."""
+        self.have_met, per_tower = True, gradients.without_unused(list(per_tower))
+        if self._first_tower.count == 1:
+            return per_tower[0]
+        apart = [i for i, (grad, _) in enumerate(per_tower[0]) if not self._is_of_means(_tensor(grad))]
+        averaged = self.gradients([[pairs[i] for i in apart] for pairs in per_tower])
+        means = dict(zip(apart, averaged, strict=True))
+        return [means.get(i, pair) for i, pair in enumerate(per_tower[0])]
+
+    def before_means(self, per_tower: Sequence[GradientsAndVariables]) -> list[GradientsAndVariables]:
+        """Replaces means by the gradients that each tower had before they met."""
+        return [
+            [
+                (self._means[key][i] if (key := _tensor(grad).ref()) in self._means else grad, v)
+                for grad, v in pairs
+                if grad is not None
+            ]
+            for i, pairs in enumerate(per_tower)
+        ]
+
+    def _is_of_means(self, grad: tf.Tensor) -> bool:
+        """Returns whether the first tower computes a tensor from means of gradients and not from its batch; if so,
+        noise in it is drawn as one device draws it."""
+        tower, seen, left, is_of_means = self._first_tower, set(), [grad], False
+        while left:
+            tensor = left.pop()
+            if tensor.ref() in self._means:
+                is_of_means = True
+            elif tensor.op in tower.batch:
+                return False
+            elif tensor.op not in seen:
+                seen.add(tensor.op)
+                left += tensor.op.inputs
+        if is_of_means:
+            draw_whole(seen, tower.draws)  # noise on gradients belongs to no example
+        return is_of_means
+
+
+def _tensor(grad: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
+    return grad.values if isinstance(grad, tf.IndexedSlices) else grad
 
 
 def _weighted_sum(values: Sequence[tf.Tensor], weights: Sequence[Weight]) -> tf.Tensor:

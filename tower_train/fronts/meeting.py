@@ -4,32 +4,23 @@ concerns all of them.
 Each tower has a thread, and one thread runs at a time. It runs until it meets; once all towers do so, the first one
 goes on with the meeting and with its program, then the others. So ops are made in the order of the program, and what a
 meeting makes stands in the first tower's place: its names, control dependencies and variables are the program's.
-
-Gradients of variables, wherever a program computes them, are the means over all towers. What it does with them before
-it applies them, such as clipping, is thus what one device does.
 """
 
 import contextlib
 import contextvars
 import dataclasses
-import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tower_train import errors
 from tower_train.fronts import compat, placement
-from tower_train.fronts.averages import Averages
-from tower_train.fronts.draws import Drawn, draw_whole
-from tower_train.graph import context, gradients
-from tower_train.graph.gradients import Gradient, GradientsAndVariables
+from tower_train.fronts.draws import Drawn
 
 v1 = tf.compat.v1
 _current: contextvars.ContextVar["Tower | None"] = contextvars.ContextVar("tower", default=None)
-_is_backward: contextvars.ContextVar[bool] = contextvars.ContextVar("is_backward", default=False)
 
 
 class _AbandonedError(BaseException):
@@ -60,21 +51,18 @@ class Towers:
 
     Args:
       devices: over towers, a device string.
-      averages: over all towers; None: the plain mean of these.
       first, count: the first one's index among the towers of all workers, and their number.
       inside: tower -> context manager in which its program runs, in its thread.
       turn: tower -> context manager around each of its turns, for state that the process or the graph shares.
     """
 
     def __init__(
-        self, devices: Sequence[str], averages: Averages | None = None, first: int = 0, count: int | None = None,
+        self, devices: Sequence[str], first: int = 0, count: int | None = None,
         inside: Callable[[Tower], contextlib.AbstractContextManager] = contextlib.nullcontext,
         turn: Callable[[Tower], contextlib.AbstractContextManager] = contextlib.nullcontext,
     ):  # fmt: skip
         self._towers = [Tower(self, i, first + i, count or len(devices), name) for i, name in enumerate(devices)]
-        self.averages = averages or Averages([1 / len(devices)] * len(devices))
-        self._inside, self._turn, self.have_averaged = inside, turn, False
-        self._means: dict[Any, list[Gradient]] = {}  # {reference of a mean of gradients: over towers, the gradients}
+        self._inside, self._turn = inside, turn
         self._threads: list[_Thread] = []
 
     def run(self, function: Callable[[Tower], Any]) -> list:
@@ -105,13 +93,7 @@ class Towers:
 
     def _program(self, tower: Tower, function: Callable, inherit: Callable) -> Callable[[], Any]:
         def program():
-            with (
-                inherit(),
-                compat.holding(_current, tower),
-                tf.device(tower.device),
-                self._inside(tower),
-                compat.gradients_by(_gradients),
-            ):
+            with inherit(), compat.holding(_current, tower), tf.device(tower.device), self._inside(tower):
                 return function(tower)
 
         return program
@@ -132,68 +114,6 @@ class Towers:
             with _merging():
                 self._merged = merge([each.mine for each in self._threads])
         return self._merged
-
-    def mean_gradients(self, tower: Tower, pairs: GradientsAndVariables, is_differentiable: bool) -> list[Gradient]:
-        """Returns a tower's means of gradients over all towers; None for variables without a gradient in any."""
-        tower.means += 1
-        names = ", ".join(gradients.variable_name(variable) for _, variable in pairs[:2])
-        what = f"the gradients (no. {tower.means}) of {names}{', ...' if len(pairs) > 2 else ''}"
-
-        def merge(per_tower):
-            self.have_averaged = True
-            there = [i for i, grads in enumerate(zip(*per_tower, strict=True)) if any(g is not None for g, _ in grads)]
-            asked = gradients.without_unused([[each[i] for i in there] for each in per_tower])
-            means = [grad for grad, _ in self.averages.gradients(asked)]
-            return dict(zip(there, zip(means, zip(*asked, strict=True), strict=True), strict=True))
-
-        found = self.meet(tower, pairs, merge, what)
-        means: list[Gradient] = [None] * len(pairs)
-        for i, (mean, mine) in found.items():
-            if is_differentiable:
-                mean = _differentiable(pairs[i][0], mean, f"{what}: {i}")
-            for tensor in (mean.values, mean.indices) if isinstance(mean, tf.IndexedSlices) else [mean]:
-                self._means[tensor.ref()] = [grad for grad, _ in mine]
-            means[i] = mean
-        return means
-
-    def updates(self, per_tower: Sequence[GradientsAndVariables]) -> GradientsAndVariables:
-        """Returns the gradients to apply. Those computed from means alone, such as clipped ones, are the first tower's;
-        others are averaged."""
-        self.have_averaged, per_tower = True, gradients.without_unused(list(per_tower))
-        if self._towers[0].count == 1:
-            return per_tower[0]
-        apart = [i for i, (grad, _) in enumerate(per_tower[0]) if not self._is_of_means(_tensor(grad))]
-        averaged = self.averages.gradients([[pairs[i] for i in apart] for pairs in per_tower])
-        means = dict(zip(apart, averaged, strict=True))
-        return [means.get(i, pair) for i, pair in enumerate(per_tower[0])]
-
-    def before_means(self, per_tower: Sequence[GradientsAndVariables]) -> list[GradientsAndVariables]:
-        """Replaces means by the gradients that each tower had before they met."""
-        return [
-            [
-                (self._means[key][i] if (key := _tensor(grad).ref()) in self._means else grad, v)
-                for grad, v in pairs
-                if grad is not None
-            ]
-            for i, pairs in enumerate(per_tower)
-        ]
-
-    def _is_of_means(self, grad: tf.Tensor) -> bool:
-        """Returns whether the first tower computes a tensor from means of gradients and not from its batch; if so,
-        noise in it is drawn as one device draws it."""
-        tower, seen, left, is_of_means = self._towers[0], set(), [grad], False
-        while left:
-            tensor = left.pop()
-            if tensor.ref() in self._means:
-                is_of_means = True
-            elif tensor.op in tower.batch:
-                return False
-            elif tensor.op not in seen:
-                seen.add(tensor.op)
-                left += tensor.op.inputs
-        if is_of_means:
-            draw_whole(seen, tower.draws)  # noise on gradients belongs to no example
-        return is_of_means
 
     def are_here(self) -> bool:
         """As `can_meet`."""
@@ -280,86 +200,3 @@ def meet(mine: Any, merge: Callable[[list], Any], what: str) -> Any:
 def can_meet() -> bool:
     """Returns whether this place of the program is in the graph of the towers, not in a branch, loop or function."""
     return current().towers.are_here()
-
-
-def mean(values: Sequence[tf.Tensor], what: str = "a mean over towers") -> list[tf.Tensor]:
-    """Returns the means over all towers of all workers, weighted by their examples, of tensors of equal shapes and of
-    floating point: as batch normalisation over the whole batch needs. All travel together, in one exchange.
-
-    Their gradients are exact, of any order: backwards towers meet for the mean of the gradients.
-    """
-    tower, values = current(), list(values)
-    if tower is None or tower.count == 1:
-        return values
-    tower.means += 1
-    what = f"{what} (no. {tower.means})"  # backwards towers must meet for the same one
-    means = meet(values, tower.towers.averages.means, what)
-
-    @tf.custom_gradient  # of the means too, or variables that they were computed from would count as the function's
-    def with_gradient(*tensors):
-        def gradient(*grads):
-            return *gradients_of_means(grads, what), *(None for _ in grads)
-
-        return [tf.identity(each) for each in tensors[len(values) :]], gradient
-
-    return with_gradient(*values, *means)
-
-
-def gradients_of_means(grads: Sequence[tf.Tensor], what: str) -> list[tf.Tensor]:
-    """Returns the gradients with respect to a tower's values, from those with respect to their means."""
-    tower, what = current(), f"the gradient of {what}"
-    if (share := tower.towers.averages.share_of_loss(tower.place)) is None:
-        return mean(grads, what)
-    shares = [tf.cast(share, grad.dtype) for grad in grads]
-    means = mean(map(tf.math.divide_no_nan, grads, shares), what)
-    return list(map(tf.multiply, means, shares))
-
-
-def _gradients(compute: Callable[[], list[tuple]], is_recorded: bool) -> list[Gradient]:
-    """Computes gradients in a tower. Those of variables are means over all towers, except in a branch, a loop or a
-    tf.function, where towers cannot meet."""
-    tower = current()
-    if tower is None or tower.count == 1 or _is_backward.get() or not can_meet():
-        return [grad for grad, _ in compute()]
-    with compat.holding(_is_backward, True):  # gradients that a gradient is computed by are parts of it
-        pairs = compute()
-    asked = [i for i, (_, source) in enumerate(pairs) if isinstance(source, (tf.Variable, keras.Variable))]
-    grads = [grad for grad, _ in pairs]
-    means = tower.towers.mean_gradients(tower, [pairs[i] for i in asked], is_recorded) if asked else []
-    for i, mean in zip(asked, means, strict=True):
-        grads[i] = mean
-    return grads
-
-
-def _differentiable(mine: Gradient, mean: Gradient, what: str) -> Gradient:
-    """Returns a mean of gradients, with its gradient."""
-    is_sparse = isinstance(mean, tf.IndexedSlices)
-
-    @tf.custom_gradient
-    def with_gradient(_, tensor):
-        def gradient(grad):
-            if is_sparse:
-                raise errors.GraphError(
-                    f"{what}: the gradient of a gradient that is rows of a table is not averaged over towers. Compute "
-                    "such a penalty without the table, or train in one tower."
-                )
-            return gradients_of_means([grad], what)[0], None
-
-        return tf.identity(tensor), gradient
-
-    with tf.device(_tensor(mean).device):  # where its variable is
-        linked = with_gradient(_tensor(mine), _tensor(mean))
-    return tf.IndexedSlices(linked, mean.indices, mean.dense_shape) if is_sparse else linked
-
-
-def _tensor(grad: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
-    return grad.values if isinstance(grad, tf.IndexedSlices) else grad
-
-
-def normalizing(tower: Tower, inputs: Sequence[tf.Tensor], batch_norm: str) -> contextlib.AbstractContextManager:
-    """Lets what is computed from these inputs, a tower's part of the batch, be normalised over all towers, or by
-    "tower". The tower notes them as its batch."""
-    towers_mean = functools.partial(mean, what="batch normalisation")
-    tower.batch = frozenset(each.op for each in inputs)
-    entered = context.Context(towers=tower.count, by_tower=batch_norm == "tower", mean=towers_mean)
-    return entered.enter_tower(inputs=inputs)

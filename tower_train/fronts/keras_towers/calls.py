@@ -78,7 +78,7 @@ def _joined(step: Step, mine, whole):
 
     def gradient(grad):
         if mine.shape.rank == 0:
-            return meeting.gradients_of_means([grad], "a mean")[0], None
+            return step.whole.gradients_of_means([grad], "a mean")[0], None
         merge = lambda asked: step.whole.gradients_of_rows(*zip(*asked, strict=True))  # noqa: E731
         over_towers = step.meet((grad, tf.shape(mine)[0]), merge, "the gradient of steps.join")
         my_grad = over_towers[meeting.current().place]
@@ -147,7 +147,7 @@ def _updating(apply: Callable, _) -> Callable:
             updates.append((optimizer, list(zip(grads, variables, strict=True))))
         if step is None:
             return apply(optimizer, grads, trainable_variables)
-        merge = lambda asked: apply(optimizer, *zip(*(step.towers.updates(asked) or asked[0]), strict=True))  # noqa: E731
+        merge = lambda asked: apply(optimizer, *zip(*(step.whole.updates(asked) or asked[0]), strict=True))  # noqa: E731
         return step.meet(list(zip(grads, variables, strict=True)), merge, f"an update of {type(optimizer).__name__}")
 
     return in_all_towers

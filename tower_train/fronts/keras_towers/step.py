@@ -50,7 +50,7 @@ class Step:
         normalizing = [each for each in compat.sublayers(self.model) if isinstance(each, known)]
         self._known = {id(variable) for layer in normalizing for variable in layer.variables}
         first = len(devices) * exchange.rank
-        self.towers = meeting.Towers(devices, self.whole, first, self.whole.count, self._inside, self._turn)
+        self._towers = meeting.Towers(devices, first, self.whole.count, self._inside, self._turn)
 
     def run(self, program: Program) -> list:
         """Runs a program in all towers; returns over towers what it returned."""
@@ -64,7 +64,7 @@ class Step:
             for layer in compat.sublayers(self.model):
                 if getattr(layer, "synchronized", False):  # over all towers as others are, and by no strategy
                     stack.enter_context(compat.replaced(layer, "synchronized", False))
-            returned = self.towers.run(to_the_end)
+            returned = self._towers.run(to_the_end)
         if self._parallel.is_compiled:
             xla.leave_out_other_devices(tf.compat.v1.get_default_graph())
         return returned
@@ -81,7 +81,7 @@ class Step:
             tf.name_scope(f"tower_{tower.index}/"),
             self._scopes[tower.place],
             drawn as tower.draws,
-            meeting.normalizing(tower, [leaf for leaf in leaves if leaf.shape.rank], self._parallel.batch_norm_over),
+            self.whole.inside(tower, [leaf for leaf in leaves if leaf.shape.rank], self._parallel.batch_norm_over),
             layers.summed(self._parallel.summed.keys, part.share),
             xla.compiled(self._parallel.is_compiled, tower.device, "tower"),
         ):

@@ -72,7 +72,7 @@ class ModelTowers:
         self._balance = placement.Balance(devices)
         first, count = training.worker * len(devices), len(devices) * training.all_reduce.num_workers
         self._sizes = self._sizes_of_all(first, count) if count > 1 else []
-        self._towers = meeting.Towers(devices, training.averages, first, count, self._inside, self._turn)
+        self._towers = meeting.Towers(devices, first, count, self._inside, self._turn)
 
     def call(self, model_fn: Callable, mode: str) -> api.EstimatorSpec:
         """Calls model_fn(features, labels) in all towers.
@@ -98,7 +98,7 @@ class ModelTowers:
         self._balance.tell_cost(self._training, "model_fn", on_host)
         losses = [tf.reshape(each.loss, []) for each in specs]
         if num_towers > 1:
-            if not self._towers.have_averaged:
+            if not self._training.averages.have_met:
                 raise errors.GraphError(
                     "model_fn computes no gradients of variables outside of branches and loops: nothing is averaged "
                     "over its towers. Compute them by an optimizer, tf.gradients or a tf.GradientTape."
@@ -149,7 +149,7 @@ class ModelTowers:
             compat.fresh_layer_names(),  # so that a checkpoint fits each graph of a model
             compat.intercepted_assignments(assign_later),
             self._drawn_by_example(tower) as tower.draws,
-            meeting.normalizing(tower, inputs, self._training.batch_norm),
+            self._training.averages.inside(tower, inputs, self._training.batch_norm),
             v1.name_scope(f"tower_{tower.place}/") if tower.place else contextlib.nullcontext(),
             tf.variable_creator_scope(self._creator(tower)),
             # The dtype of a comparison in float64, else the scope's own.

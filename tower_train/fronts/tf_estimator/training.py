@@ -79,13 +79,13 @@ class Training:
             grads = [grad for pairs in per_tower for grad, _ in pairs if grad is not None]
             with tf.control_dependencies([grad.op for grad in grads]):  # by then layers have read their variables
                 before = self.before_update()
-            means = towers.updates(per_tower) if self.num_towers > 1 else per_tower[0]
+            means = self.averages.updates(per_tower) if self.num_towers > 1 else per_tower[0]
             with tf.control_dependencies(before):
-                means = means if looks_itself else self._finite(towers.before_means(per_tower), means)
+                means = means if looks_itself else self._finite(self.averages.before_means(per_tower), means)
                 return asked[0][0], apply(means)
 
-        what, towers = f"{type(optimizer).__name__}.apply_gradients", meeting.current().towers
-        first, op = meeting.meet((optimizer, list(grads_and_vars)), merge, what)
+        mine = optimizer, list(grads_and_vars)
+        first, op = meeting.meet(mine, merge, f"{type(optimizer).__name__}.apply_gradients")
         if optimizer is not first:  # its slots, and what else the update made, are there for a program that asks
             vars(optimizer).update(vars(first))
         return op
