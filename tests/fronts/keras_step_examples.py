@@ -93,15 +93,15 @@ class Contrastive(keras.Model):
 
     def train_step(self, data):
         x, labels = data
-        crossentropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        crossentropy = functools.partial(keras.losses.sparse_categorical_crossentropy, from_logits=True)  # by example
         with tf.GradientTape() as tape:
             views = [self.encoder(self.augmenter(x, training=True)) for _ in range(2)]
             first, second, keys, of_all = steps.join((*views, self.target(x) + 0.1 * views[0], x[:, 0]))
             places, similarities = ops.arange(ops.shape(first)[0]), self.similarities(first, second)
             mine, logits = ops.argmax(ops.equal(x[:, :1], of_all[None, :]), axis=1), self.similarities(views[1], keys)
-            loss = crossentropy(places, similarities) + crossentropy(mine, logits)
+            losses = [crossentropy(places, similarities), crossentropy(mine, logits)]
         self.hits.update_state(mine, logits)
-        update(self.optimizer, tape, loss, [*self.encoder.trainable_weights, self.temperature])
+        update(self.optimizer, tape, losses, [*self.encoder.trainable_weights, self.temperature])
         steps.once(lambda: self.finish(places, similarities))
         with tf.GradientTape() as tape:
             probed = crossentropy(labels, self.probe(self.encoder(x)))
@@ -111,7 +111,7 @@ class Contrastive(keras.Model):
 
 @example(lambda: {"optimizer": "adam"}, lambda: {"x": numbers(11, 4), "y": classes(11, 3)}, on_workers=True)
 def contrastive_and_momentum():
-    """Joined rows against each other and against the tower's, and an assignment done once."""
+    """Joined rows against each other and against the tower's, losses that are not reduced, an assignment done once."""
     return Contrastive()
 
 

@@ -57,6 +57,11 @@ def minimized(make):
     return lambda loss, w, step: (make().minimize(loss, step), loss)
 
 
+def by_example(loss, w, step):
+    """Minimizes the examples' losses, not reduced: TensorFlow adds their gradients up."""
+    return Minimizes(0.01).minimize(loss.op.inputs[0], step), loss
+
+
 def unused(loss, w, step):
     v1.train.AdamOptimizer(0.1).minimize(loss)
     return v1.train.GradientDescentOptimizer(0.01).minimize(loss, step), loss
@@ -112,7 +117,7 @@ def trained(cls, towers, folder, update, steps=6, trainings=1):
 
 
 UPDATES = {
-    "minimizes": minimized(lambda: Minimizes(0.1)), "scaled": scaled,
+    "minimizes by example": by_example, "scaled": scaled,
     "around own": minimized(lambda: Around(Own())), "unused": unused, "twice": twice, "in a scope": in_a_scope,
     "computed": computed,
 }  # fmt: skip

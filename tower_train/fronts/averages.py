@@ -7,7 +7,7 @@ it applies them, such as clipping, is thus what one device does.
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -110,24 +110,45 @@ class Averages:
         what = f"the gradient of {what}"
         if (share := self._share_of_loss(meeting.current().place)) is None:
             return self.mean(grads, what)
-        shares = [tf.cast(share, grad.dtype) for grad in grads]
+        shares = [_scalar(share, grad.dtype) for grad in grads]
         means = self.mean(map(tf.math.divide_no_nan, grads, shares), what)
         return list(map(tf.multiply, means, shares))
 
-    def _taken(self, compute: Callable[[], list[tuple]], is_recorded: bool) -> list[Gradient]:
+    def _taken(
+        self, compute: Callable, targets: Sequence, sources: Sequence | None, is_recorded: bool
+    ) -> list[Gradient]:
         """Computes gradients in a tower. Those of variables are means over all towers, except in a branch, a loop or a
         tf.function, where towers cannot meet."""
-        tower = meeting.current()
+        tower, factors = meeting.current(), [None] * len(targets)
         if tower is None or tower.count == 1 or _is_backward.get() or not meeting.can_meet():
-            return [grad for grad, _ in compute()]
+            return [grad for grad, _ in compute(factors)]
+        if sources is None or any(map(_is_variable, sources)):
+            factors = [self._sum_of_examples(tower, target) for target in targets]
+        if any(factor is not None for factor in factors) and not all(map(_is_variable, sources or ())):
+            raise errors.GraphError(
+                "Gradients of a loss that has a value for each example are asked of variables and of other tensors at "
+                "once. Ask for one after the other, or take the loss's mean over the examples."
+            )
         with compat.holding(_is_backward, True):  # gradients that a gradient is computed by are parts of it
-            pairs = compute()
-        asked = [i for i, (_, source) in enumerate(pairs) if isinstance(source, (tf.Variable, keras.Variable))]
+            pairs = compute(factors)
+        asked = [i for i, (_, source) in enumerate(pairs) if _is_variable(source)]
         grads = [grad for grad, _ in pairs]
         means = self._mean_gradients(tower, [pairs[i] for i in asked], is_recorded) if asked else []
         for i, mean in zip(asked, means, strict=True):
             grads[i] = mean
         return grads
+
+    def _sum_of_examples(self, tower: Tower, target: tf.Tensor) -> tf.Tensor | None:
+        """Returns a factor of a target that has a value for each example, whose gradients TensorFlow adds up: with it
+        the mean over towers is the sum over all examples. None for others, such as those of joined rows."""
+        if self.losses_add_up() or not target.shape.rank:
+            return None
+        rows = tf.compat.dimension_value(target.shape[0])
+        sizes = [tf.compat.dimension_value(out.shape[0]) for op in tower.batch for out in op.outputs if out.shape.rank]
+        own = tower.batch | {kept.op for kept, _ in tower.draws}
+        if rows and not any(size and rows % size == 0 for size in sizes) or not own & _sources(target, tower.joined):
+            return None
+        return tf.math.divide_no_nan(*(_scalar(each, tf.float64) for each in (self._unit, self.shares[tower.place])))
 
     def _differentiable(self, mine: Gradient, mean: Gradient, what: str) -> Gradient:
         """Returns a mean of gradients, with its gradient."""
@@ -197,34 +218,45 @@ class Averages:
     def _is_of_means(self, grad: tf.Tensor) -> bool:
         """Returns whether the first tower computes a tensor from means of gradients and not from its batch; if so,
         noise in it is drawn as one device draws it."""
-        tower, seen, left, is_of_means = self._first_tower, set(), [grad], False
-        while left:
-            tensor = left.pop()
-            if tensor.ref() in self._means:
-                is_of_means = True
-            elif tensor.op in tower.batch:
-                return False
-            elif tensor.op not in seen:
-                seen.add(tensor.op)
-                left += tensor.op.inputs
-        if is_of_means:
-            draw_whole(seen, tower.draws)  # noise on gradients belongs to no example
-        return is_of_means
+        tower, means = self._first_tower, {ref.deref().op for ref in self._means}
+        reached = _sources(grad, means)
+        if reached & tower.batch or not reached & means:
+            return False
+        draw_whole(reached, tower.draws)  # noise on gradients belongs to no example
+        return True
+
+
+def _is_variable(source) -> bool:
+    return isinstance(source, (tf.Variable, keras.Variable))
+
+
+def _sources(tensor: tf.Tensor, ends: Collection[tf.Operation]) -> set[tf.Operation]:
+    """Returns the operations that a tensor is computed by, up to those, whose own inputs are left out."""
+    reached, left = set(), [tensor.op]
+    while left:
+        if (op := left.pop()) not in reached:
+            reached.add(op)
+            left += [] if op in ends else [each.op for each in op.inputs]
+    return reached
 
 
 def _tensor(grad: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
     return grad.values if isinstance(grad, tf.IndexedSlices) else grad
 
 
+def _scalar(weight: Weight, dtype: tf.DType) -> tf.Tensor:
+    return tf.cast(weight, dtype) if tf.is_tensor(weight) else tf.constant(weight, dtype)  # cast takes it for float32
+
+
 def _weighted_sum(values: Sequence[tf.Tensor], weights: Sequence[Weight]) -> tf.Tensor:
     if isinstance(first := weights[0], float) and all(weight is first or weight == first for weight in weights):
         return tf.add_n(values) * first if first != 1 else tf.add_n(values)
-    return tf.add_n([tf.cast(weight, each.dtype) * each for weight, each in zip(weights, values, strict=True)])
+    return tf.add_n([_scalar(weight, each.dtype) * each for weight, each in zip(weights, values, strict=True)])
 
 
 def _weighted_gradient(grads: Sequence[Gradient], weights: Sequence[Weight], shape) -> Gradient:
     if not all(isinstance(grad, tf.IndexedSlices) for grad in grads):
         return tf.ensure_shape(_weighted_sum(list(map(tf.convert_to_tensor, grads)), weights), shape)
-    values = [tf.cast(weight, grad.dtype) * grad.values for weight, grad in zip(weights, grads, strict=True)]
+    values = [_scalar(weight, grad.dtype) * grad.values for weight, grad in zip(weights, grads, strict=True)]
     rows = tf.ensure_shape(tf.concat(values, 0), [None, *shape[1:]])
     return tf.IndexedSlices(rows, tf.concat([grad.indices for grad in grads], 0), grads[0].dense_shape)

@@ -396,31 +396,49 @@ def skip_draws(count: int) -> None:
 
 
 @contextlib.contextmanager
-def gradients_by(take: Callable[[Callable[[], list[tuple]], bool], list]) -> Iterator[None]:
-    """Lets take(function that computes gradients, each with its source; whether they may be differentiated) return the
-    gradients of tf.gradients, GradientTape.gradient and compute_gradients in this thread within this block."""
+def gradients_by(take: Callable[[Callable, Sequence, Sequence | None, bool], list]) -> Iterator[None]:
+    """Lets take(compute, targets, sources, whether gradients may be differentiated) return the gradients of
+    tf.gradients, GradientTape.gradient and compute_gradients in this thread within this block.
 
-    def of_tape(gradient, tape, target, sources, *args, **kwargs):
-        def compute():
-            grads = tf.nest.flatten(gradient(tape, target, sources, *args, **kwargs))
-            return list(zip(grads, tf.nest.flatten(sources), strict=True))
+    compute(over targets, a scalar by which their gradients are multiplied, or None) returns gradients with their
+    sources; sources are None if only `compute` knows which variables they are.
+    """
 
-        return tf.nest.pack_sequence_as(sources, take(compute, record.could_possibly_record()))
+    def times(factor: tf.Tensor | None, tensor):
+        return tensor if factor is None else tf.cast(factor, tensor.dtype.base_dtype) * tensor
+
+    def of_tape(gradient, tape, target, sources, output_gradients=None, *args, **kwargs):
+        targets, asked = tf.nest.flatten(target), tf.nest.flatten(sources)
+
+        def compute(factors):
+            seeds = output_gradients
+            if any(factor is not None for factor in factors):
+                given = [None] * len(targets) if seeds is None else tf.nest.flatten(seeds)
+                ones = [tf.ones_like(t) if seed is None else seed for t, seed in zip(targets, given, strict=True)]
+                seeds = list(map(times, factors, ones))
+            grads = gradient(tape, target, sources, seeds, *args, **kwargs)
+            return list(zip(tf.nest.flatten(grads), asked, strict=True))
+
+        return tf.nest.pack_sequence_as(sources, take(compute, targets, asked, record.could_possibly_record()))
 
     def of_graph(gradients, ys, xs, *args, **kwargs):
-        sources = xs if isinstance(xs, (list, tuple)) else [xs]
-        return take(lambda: list(zip(gradients(ys, xs, *args, **kwargs), sources, strict=True)), True)
+        targets, sources = (each if isinstance(each, (list, tuple)) else [each] for each in (ys, xs))
+
+        def compute(factors):
+            return list(zip(gradients(list(map(times, factors, targets)), xs, *args, **kwargs), sources, strict=True))
+
+        return take(compute, targets, sources, True)
 
     def of_optimizer(compute_gradients, optimizer, loss, *args, **kwargs):
         if callable(loss):  # by a tape
             return compute_gradients(optimizer, loss, *args, **kwargs)
         pairs = []
 
-        def compute():
-            pairs.extend(compute_gradients(optimizer, loss, *args, **kwargs))
+        def compute(factors):
+            pairs.extend(compute_gradients(optimizer, times(factors[0], loss), *args, **kwargs))
             return pairs
 
-        return list(zip(take(compute, True), [variable for _, variable in pairs], strict=True))
+        return list(zip(take(compute, [loss], None, True), [variable for _, variable in pairs], strict=True))
 
     with (
         replaced_here(tf.GradientTape, "gradient", of_tape),

@@ -39,6 +39,7 @@ class Tower:
     means: int = 0  # number of means so far
     batch: frozenset[tf.Operation] = frozenset()  # operations whose outputs are its part of the batch
     draws: Sequence[Drawn] = ()  # those cut by example so far
+    joined: set[tf.Operation] = dataclasses.field(default_factory=set)  # whose outputs are its copies of joined rows
 
 
 def current() -> Tower | None:
