@@ -87,7 +87,7 @@ def _run(asked, program, find) -> int:
     import tensorflow as tf
 
     from tower_train.cluster import program as workers
-    from tower_train.fronts.tf1 import keras_models, views
+    from tower_train.fronts.tf1 import keras_models, source, views
 
     if not program.uses_keras_3:
         tf.compat.v1.disable_v2_behavior()
@@ -107,10 +107,10 @@ def _run(asked, program, find) -> int:
         raise
     except Exception as error:
         trace = error.__traceback__
-        while trace and trace.tb_next and not views.is_of_program(trace.tb_frame.f_code.co_filename):
+        while trace and trace.tb_next and not source.is_of_program(trace.tb_frame.f_code.co_filename):
             trace = trace.tb_next  # of this file and of runpy
         if isinstance(error, views.NoSuchName | views.NoSuchModule):
-            own = [each for each in traceback.extract_tb(trace) if views.is_of_program(each.filename)][-1]
+            own = [each for each in traceback.extract_tb(trace) if source.is_of_program(each.filename)][-1]
             error.args = (f"{own.filename}:{own.lineno}: {error}",)
         sys.excepthook(type(error), error.with_traceback(trace), trace)  # tells other workers
         return 1

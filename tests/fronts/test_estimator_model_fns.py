@@ -118,7 +118,8 @@ def test_initial_values_are_those_of_one_device(tmp_path):
     def drawn(features, labels, mode):
         for i, shape in enumerate(([BATCH], [2 * BATCH, 3])):  # as many rows as examples, and a multiple
             tf.Variable(tf.random.truncated_normal(shape), name=f"drawn{i}")
-        v1.get_variable("got", [2 * BATCH, 3], initializer=v1.truncated_normal_initializer())
+        with v1.variable_scope("", custom_getter=lambda get, name, shape, dtype, **kw: get(name, shape, dtype, **kw)):
+            v1.get_variable("got", [2 * BATCH, 3], initializer=v1.truncated_normal_initializer())
         return model_fn(features["some"], labels, mode, {})
 
     def batches():

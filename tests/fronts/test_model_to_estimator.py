@@ -161,6 +161,8 @@ def test_a_model_of_keras_2_trains_as_under_its_fit(tmp_path):
     features = {model.input_names[0]: X}
     names = [variable.name.removesuffix(":0") for variable in model.weights]
     estimator = make(model, tmp_path, 2).train(dataset(features, LABELS, 4))
+    # in float64, though its layers' configuration and its checkpoint say float32
+    assert "8 examples, float64" in tf_estimator.check(estimator, dataset(features, LABELS, 4))
     assert estimator.evaluate(dataset(features, LABELS, 8))["accuracy"] == pytest.approx(accuracy)
     for name, value in zip(names, expected, strict=True):
         np.testing.assert_allclose(estimator.get_variable_value(name), value, atol=1e-6, err_msg=name)

@@ -23,11 +23,14 @@ def initial_values(inference, loss=None, **options):
 
 
 def test_names_of_variables_do_not_tell_of_towers():
-    """Nor those of the loss; a layer may use its variables twice, if it says so."""
+    """Nor those of the loss; a layer may use its variables twice, if it says so, and have a getter of its own."""
+
+    def by_position(getter, name, shape, dtype, initializer, regularizer, **more):
+        return getter(name, shape, dtype, initializer, regularizer, **more)
 
     def network(features, training):
         for _ in range(2):
-            with v1.variable_scope("layer", reuse=v1.AUTO_REUSE):
+            with v1.variable_scope("layer", reuse=v1.AUTO_REUSE, custom_getter=by_position):
                 features = features @ v1.get_variable("weights", [4, 4])
         return features
 

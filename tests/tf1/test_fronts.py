@@ -112,6 +112,7 @@ assert hparams.get("rate") == 0.25 and hparams.override_from_dict({"rate": 0.5})
 logits, targets = np.ones([2, 3, 4], np.float32) * np.arange(4, dtype=np.float32), np.ones([2, 3], int)
 weights = np.float32([[1, 1, 0]] * 2)
 by_example = tf.contrib.seq2seq.sequence_loss(logits, targets, weights, average_across_batch=False)
+flipped = tf.contrib.nn.deprecated_flipped_softmax_cross_entropy_with_logits([[0.0, 1.0]], [[1.0, 0.0]])
 variable = tf.get_variable("v", initializer=[2.0, -4.0])
 step = AdamWOptimizer(0.01, learning_rate=hparams.rate).minimize(tf.reduce_sum(variable))
 drop = tf.layers.batch_normalization(tf.ones([2, 3]), training=True)
@@ -128,7 +129,7 @@ with tf.Graph().as_default():
     assert [node.op for node in tf_optimizer.OptimizeGraph(options, tf.train.export_meta_graph()).node] == ["Const"]
 with tf.Session() as session:
     session.run(tf.tables_initializer())
-    assert session.run(positions).tolist() == [1, -1]
+    assert session.run(positions).tolist() == [1, -1] and abs(session.run(flipped)[0] - np.log(1 + np.e)) < 1e-6
     session.run(tf.global_variables_initializer())
     session.run(step)
     print([hparams.values(), session.run(by_example).tolist(), session.run(variable).tolist(),

@@ -59,15 +59,18 @@ def test_check_lists_names_with_lines_and_replacements(tmp_path):
     (tmp_path / "old.py").write_text("import tensorflow as tf\nx = tf.contrib.tpu.TPUEstimator\nimport net.model\n")
     (tmp_path / "net").mkdir()  # whose files import what is beside them
     (tmp_path / "net" / "model.py").write_text("from . import saving\n")
-    (tmp_path / "net" / "saving.py").write_text("import tensorflow.contrib.graph_editor as ge\nge.sgv\n")
-    done = jobs.command("tower_train.tf1", "--check", "old.py", cwd=tmp_path)
+    (tmp_path / "net" / "saving.py").write_text("import package.loss\n")
+    (tmp_path / "lib" / "package").mkdir(parents=True)  # on Python's path, and not installed
+    (tmp_path / "lib" / "package" / "loss.py").write_text("import tensorflow.contrib.graph_editor as ge\nge.sgv\n")
+    path = f"{jobs.ROOT}:{tmp_path / 'lib'}"
+    done = jobs.command("tower_train.tf1", "--check", "old.py", cwd=tmp_path, PYTHONPATH=path)
     assert done.returncode == 2, done.stderr
     assert re.search(
         r"^old.py:2: tensorflow.contrib.tpu.TPUEstimator is not there.*: nothing: there is no TPU here",
         done.stdout,
         re.MULTILINE,
     )
-    assert re.search(r"^net/saving.py:2: tensorflow.contrib.graph_editor.sgv .* tf.recompute_grad", done.stdout, re.M)
+    assert re.search(r"package/loss.py:2: tensorflow.contrib.graph_editor.sgv .* tf.recompute_grad", done.stdout, re.M)
     assert "2 names are not there" in done.stdout
 
 

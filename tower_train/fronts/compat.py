@@ -507,6 +507,13 @@ def let_threads_have_floatx(config: types.ModuleType) -> None:
 let_threads_have_floatx(backend_config)
 
 
+def let_float32_be_floatx(policy: type) -> None:
+    """Lets `floatx` replace the float32 of Keras 2's layers that are made anew from their configuration: its policies
+    are of this class."""
+    init = policy.__init__
+    policy.__init__ = lambda self, name: init(self, (name == "float32" and floatx_here()) or name)
+
+
 @contextlib.contextmanager
 def floatx(dtype: str) -> Iterator[None]:
     """Makes a dtype Keras' default, also of Python's numbers, for this thread and its towers within this block."""

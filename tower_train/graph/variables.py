@@ -87,8 +87,9 @@ class Variables:
         self.collections[created.op.name] = tuple(dict.fromkeys([*names, *trainable]))
         return created
 
-    def _get(self, tower: Tower, note: Callable, get_variable: Callable, name: str, *args, regularizer=None, **kwargs):
+    def _get(self, tower: Tower, note: Callable, get_variable: Callable, name: str, *args, **kwargs):
         """Gets this copy of a variable; a custom getter."""
+        regularizer = args[3] if len(args) > 3 else kwargs.get("regularizer")  # a getter of the program may give it so
         if kwargs.get("partitioner"):
             raise errors.GraphError(
                 f"{name} has a partitioner: each copy of a variable is whole, on one device. Leave the partitioner "
@@ -97,7 +98,7 @@ class Variables:
         decays = v1.get_collection_ref(v1.GraphKeys.REGULARIZATION_LOSSES)
         before = len(decays)
         name = name.removeprefix(self._scope)  # a name made of a copy's, as of its moving average
-        variable = get_variable(name, *args, regularizer=regularizer, **kwargs)
+        variable = get_variable(name, *args, **kwargs)
         # plain tensors instead of TensorFlow's objects, which compute the regularizer anew at each use
         decays[before:] = [each.op.outputs[each.value_index] for each in decays[before:]]
         self.decays += decays[before:]

@@ -36,6 +36,10 @@ def _refuse_scope():
     raise errors.ConfigError("strategy.scope() makes no towers here. Take keras.utils.multi_gpu_model(model, gpus=N).")
 
 
+def AllReduceCrossTowerOps(*_, **__):  # noqa: N802
+    """How a strategy was to average: towers do it in one way."""
+
+
 MirroredStrategy = OneDeviceStrategy = CollectiveAllReduceStrategy = ParameterServerStrategy = Strategy
 
 
@@ -55,6 +59,16 @@ def OptimizeGraph(config, metagraph):  # noqa: N802
     """Grappler's, which took the RewriterConfig alone."""
     config.meta_optimizer_iterations = config.ONE  # a second pass over its own result fails
     return compat.optimize_graph(v1.ConfigProto(graph_options=v1.GraphOptions(rewrite_options=config)), metagraph)
+
+
+def _flipped(function):
+    return lambda logits, labels, **kwargs: function(labels=labels, logits=logits, **kwargs)
+
+
+# tf.contrib.nn's: their order before 1.0
+deprecated_flipped_sigmoid_cross_entropy_with_logits = _flipped(v1.nn.sigmoid_cross_entropy_with_logits)
+deprecated_flipped_softmax_cross_entropy_with_logits = _flipped(v1.nn.softmax_cross_entropy_with_logits)
+deprecated_flipped_sparse_softmax_cross_entropy_with_logits = _flipped(v1.nn.sparse_softmax_cross_entropy_with_logits)
 
 
 class _Linear:

@@ -3,11 +3,16 @@
 import re
 
 ROOTS = {"tensorflow", "keras", "horovod"}
+_SHORT = {
+    "OURS": "tower_train.fronts.tf1.contrib",
+    "HOROVOD": "tower_train.fronts.horovod_keras",
+    "V1": "tensorflow.compat.v1",
+}
 # A name, and where it is: modules or "module:attribute"; of several modules a name is in the first that has it.
 # After "use:" stands what replaces a name that is not there, or all names under it. A module without a place is empty,
 # as programs import it and need nothing of it.
 _TABLE = """
-tensorflow                                       tensorflow.compat.v1
+tensorflow                                       V1
 tensorflow.__version__                           OURS:VERSION
 tensorflow.VERSION                               OURS:VERSION
 tensorflow.distribute.MirroredStrategy           OURS:Strategy
@@ -16,22 +21,22 @@ tensorflow.examples.tutorials.mnist              OURS
 tensorflow.layers                                use: TF_USE_LEGACY_KERAS=1 in the environment
 tensorflow.python.data.experimental.ops.threadpool
 tensorflow.python.distribute.all_reduce
-tensorflow.python.framework.device.DeviceSpec    tensorflow.compat.v1:DeviceSpec
+tensorflow.python.framework.device.DeviceSpec    V1:DeviceSpec
 tensorflow.python.grappler.tf_optimizer.OptimizeGraph  OURS:OptimizeGraph
-tensorflow.python.ops.rnn_cell                   tensorflow.compat.v1:nn.rnn_cell
-tensorflow.python.ops.variables.VariableV1       tensorflow.compat.v1:Variable
+tensorflow.python.ops.rnn_cell                   V1:nn.rnn_cell
+tensorflow.python.ops.variables.VariableV1       V1:Variable
 tensorflow.contrib                               use: nothing, but the package tf-slim, which has its layers
 tensorflow.contrib.cluster_resolver              use: TF_CONFIG, which tower_train reads itself
-tensorflow.contrib.compiler.jit.experimental_jit_scope  tensorflow.compat.v1:xla.experimental.jit_scope
+tensorflow.contrib.compiler.jit.experimental_jit_scope  V1:xla.experimental.jit_scope
 tensorflow.contrib.cudnn_rnn                     use: tf.nn.dynamic_rnn, or keras.layers.LSTM
-tensorflow.contrib.data                          tensorflow.compat.v1:data.experimental tensorflow.compat.v1:data
+tensorflow.contrib.data                          V1:data.experimental V1:data
 tensorflow.contrib.distribute                    OURS
 tensorflow.contrib.distributions                 use: the package tensorflow-probability
 tensorflow.contrib.eager                         use: tf.enable_eager_execution() and tf.GradientTape
 tensorflow.contrib.estimator                     tower_train.estimator:experimental tower_train.estimator
 tensorflow.contrib.estimator.TowerOptimizer      use: the optimizer itself
 tensorflow.contrib.estimator.replicate_model_fn  use: the model_fn, with tower_train.estimator.RunConfig(num_gpus=N)
-tensorflow.contrib.framework                     tf_slim.ops.variables tf_slim.ops.arg_scope tensorflow.compat.v1
+tensorflow.contrib.framework                     tf_slim.ops.variables tf_slim.ops.arg_scope V1 V1:train
 tensorflow.contrib.framework.arg_scope           tf_slim:arg_scope
 tensorflow.contrib.framework.variables           tf_slim.ops.variables
 tensorflow.contrib.gan                           use: the package tensorflow-gan
@@ -40,21 +45,24 @@ tensorflow.contrib.layers                        tf_slim.layers tf_slim
 tensorflow.contrib.learn                         OURS tower_train.estimator
 tensorflow.contrib.lookup                        OURS tensorflow.python.ops.lookup_ops
 tensorflow.contrib.losses                        tf_slim.losses
-tensorflow.contrib.metrics                       tf_slim.metrics tensorflow.compat.v1:metrics
+tensorflow.contrib.metrics                       tf_slim.metrics V1:metrics
+tensorflow.contrib.metrics.set_ops               tensorflow.python.ops.sets
 tensorflow.contrib.nccl                          use: tensorflow.python.ops.nccl_ops, or tf.add_n
+tensorflow.contrib.nn                            OURS V1:nn
 tensorflow.contrib.opt                           OURS
 tensorflow.contrib.quantize                      use: the package tensorflow-model-optimization
-tensorflow.contrib.rnn.LSTMBlockCell             tensorflow.compat.v1:nn.rnn_cell.BasicLSTMCell
-tensorflow.contrib.rnn                           OURS tensorflow.compat.v1:nn.rnn_cell tensorflow.compat.v1:nn
+tensorflow.contrib.rnn.LSTMBlockCell             V1:nn.rnn_cell.BasicLSTMCell
+tensorflow.contrib.rnn                           OURS V1:nn.rnn_cell V1:nn
 tensorflow.contrib.seq2seq                       OURS
 tensorflow.contrib.slim                          tf_slim
 tensorflow.contrib.slim.nets                     tf_slim.nets
 tensorflow.contrib.summary                       tensorflow.python.ops.summary_ops_v2
+tensorflow.contrib.summary.all_summary_ops       V1:summary.all_v2_summary_ops
 tensorflow.contrib.summary.create_file_writer    tensorflow.python.ops.summary_ops_v2:create_summary_file_writer
 tensorflow.contrib.tpu                           use: nothing: there is no TPU here; tf.estimator.Estimator
-tensorflow.contrib.training                      OURS tf_slim.training tensorflow.compat.v1:train
+tensorflow.contrib.training                      OURS tf_slim.training V1:train
 tensorflow.contrib.training.HParams              OURS:HParams
-tensorflow.contrib.util                          tensorflow.compat.v1 tensorflow.python.framework.tensor_util
+tensorflow.contrib.util                          V1 tensorflow.python.framework.tensor_util
 keras                                            tf_keras.api._v1.keras
 keras.__version__                                tf_keras:__version__
 keras.engine                                     tf_keras.api._v1.keras tf_keras.api._v1.keras.layers
@@ -70,7 +78,7 @@ horovod.keras.callbacks                          HOROVOD
 horovod.torch                                    use: torch.nn.parallel.DistributedDataParallel
 """
 _OF_KERAS_3 = """
-tensorflow                                       tensorflow tensorflow.compat.v1
+tensorflow                                       tensorflow V1
 tensorflow.__version__                           tensorflow:__version__
 keras                                            keras keras._tf_keras.keras
 keras.__version__                                keras:__version__
@@ -100,9 +108,10 @@ _ONE_NAME = [  # (a regular expression of the beginning of a name, the name unde
 
 def table(uses_keras_3: bool) -> dict[str, str]:
     """Returns {name: its row}. uses_keras_3: for a program of Keras without sessions, which keeps today's Keras."""
-    text = (_TABLE + _OF_KERAS_3 * uses_keras_3).replace("OURS", "tower_train.fronts.tf1.contrib")
-    rows = text.replace("HOROVOD", "tower_train.fronts.horovod_keras").strip().splitlines()
-    return {name: value.strip() for name, _, value in (row.partition(" ") for row in rows)}
+    text = _TABLE + _OF_KERAS_3 * uses_keras_3
+    for short, module in _SHORT.items():
+        text = re.sub(rf"\b{short}\b", module, text)
+    return {name: value.strip() for name, _, value in (row.partition(" ") for row in text.strip().splitlines())}
 
 
 def one_name(name: str) -> str:

@@ -1,8 +1,12 @@
 """A program's files, read without running them: the names that it uses, and what its towers go through."""
 
 import ast
+import functools
+import os
 import pathlib
 import re
+import sys
+import sysconfig
 
 from tower_train import errors
 from tower_train.fronts.tf1 import names
@@ -23,7 +27,7 @@ _FRONTS = {  # {a word in a program: what its towers go through}
 
 
 class Program:
-    """The names in a program and in the files beside it that it imports; ConfigError if one is not Python 3.
+    """The names in a program and in the files that it imports; ConfigError if one is not Python 3.
 
     Attributes:
       uses: [(a dotted name from its root on, such as tensorflow.contrib.slim; FILE:LINE)].
@@ -36,10 +40,10 @@ class Program:
         files = [pathlib.Path(path)]
         for file in files:
             for module in self._read(file):
-                for folder in (files[0].parent, file.parent):
-                    place = folder.joinpath(*module.split("."))
-                    beside = (place.with_suffix(".py"), place / "__init__.py")
-                    files += [each for each in beside if each.is_file() and each not in files]
+                for folder in (files[0].parent, file.parent, *sys.path[1:]):
+                    place = pathlib.Path(folder, *module.split("."))
+                    there = (place.with_suffix(".py"), place / "__init__.py")
+                    files += [each for each in there if is_of_program(each) and not any(map(each.samefile, files))]
         parts = {part for name, _ in self.uses for part in name.split(".")}
         self.uses_keras = any(name.startswith("keras") for name, _ in self.uses)
         self.uses_keras_3 = self.uses_keras and not _OF_GRAPHS & parts
@@ -78,6 +82,15 @@ class Program:
         uses += [(_dotted(node, meanings) or "", node) for node in nodes if isinstance(node, ast.Attribute)]
         self.uses += [(name, f"{file}:{node.lineno}") for name, node in uses if name.partition(".")[0] in names.ROOTS]
         return imported
+
+
+@functools.cache
+def is_of_program(file: str | os.PathLike | None) -> bool:
+    """Returns whether a file is the program's or beside it: no installed package, Python's own or ours."""
+    others = [pathlib.Path(__file__).parents[2], pathlib.Path(sysconfig.get_path("stdlib"))]
+    others += [pathlib.Path(each) for each in sys.path if each and any(pathlib.Path(each).glob("*.dist-info"))]
+    here = pathlib.Path(file or "<none>").resolve()
+    return here.is_file() and not any(here.is_relative_to(each.resolve()) for each in others)
 
 
 def _dotted(node: ast.AST, meanings: dict[str, str]) -> str | None:

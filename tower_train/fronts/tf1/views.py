@@ -5,11 +5,8 @@ import contextlib
 import functools
 import importlib
 import itertools
-import pathlib
 import pkgutil
 import re
-import sys
-import sysconfig
 import types
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +17,7 @@ import tensorflow as tf
 from tower_train import console, errors
 from tower_train.cluster import program
 from tower_train.fronts import compat
-from tower_train.fronts.tf1 import names
+from tower_train.fronts.tf1 import names, source
 
 _OF_NUMPY = {  # names that it dropped
     "int": int, "float": float, "complex": complex, "object": object, "str": str, "unicode": str, "float_": np.float64,
@@ -100,7 +97,7 @@ def install(find: Callable[[str], Any]) -> None:
     @functools.wraps(original)
     def importing(name, globals=None, locals=None, fromlist=(), level=0):
         root = name.partition(".")[0]
-        if level or root not in names.ROOTS or not is_of_program((globals or {}).get("__file__")):
+        if level or root not in names.ROOTS or not source.is_of_program((globals or {}).get("__file__")):
             return original(name, globals, locals, fromlist, level)
         try:
             module = find(name)
@@ -113,15 +110,6 @@ def install(find: Callable[[str], Any]) -> None:
         return module if fromlist else find(root)
 
     builtins.__import__ = importing
-
-
-@functools.cache
-def is_of_program(file: str | None) -> bool:
-    """Returns whether a file is the program's or beside it: no installed package, Python's own or ours."""
-    others = [pathlib.Path(__file__).parents[2], pathlib.Path(sysconfig.get_path("stdlib"))]
-    others += [pathlib.Path(each) for each in sys.path if each and any(pathlib.Path(each).glob("*.dist-info"))]
-    here = pathlib.Path(file or "<none>").resolve()
-    return here.is_file() and not any(here.is_relative_to(each.resolve()) for each in others)
 
 
 def prepare_machine(num_shown_gpus: int) -> None:

@@ -15,6 +15,7 @@ from tensorflow.python.util import deprecation, tf_export
 from tf_keras.api._v1 import keras as keras_v1
 from tf_keras.api._v2 import keras as keras_v2
 from tf_keras.src import backend_config
+from tf_keras.src.mixed_precision import policy
 
 from tower_train.fronts import compat
 
@@ -80,6 +81,7 @@ def _keras_2() -> Iterator[None]:
 
 compat.check_restored_shapes()
 compat.let_threads_have_floatx(backend_config)
+compat.let_float32_be_floatx(policy.Policy)
 _put_in_place()
 with compat.replaced(deprecation, "deprecated", lambda *_, **__: lambda function: function), _keras_2():
     from tensorflow_estimator._api.v1 import estimator as api

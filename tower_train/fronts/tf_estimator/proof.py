@@ -114,8 +114,8 @@ def _train(
     config, twin, hook = estimator.config, copy.copy(estimator), _Variables(begin or {})
     twin._placed = dataclasses.replace(estimator._placed, towers=tuple(towers))
     twin._model_dir = tempfile.mkdtemp(dir=folder)
-    if not config.is_chief:
-        twin._warm_start_settings = None  # which the chief alone may be able to read
+    if dtype or not config.is_chief:
+        twin._warm_start_settings = None  # values of other dtypes, and the chief alone may be able to read them
     twin._config = config.alone(
         model_dir=twin._model_dir, batch_norm=batch_norm, check_towers="never", save_checkpoints_secs=None,
         save_checkpoints_steps=None, save_summary_steps=None, log_step_count_steps=None,

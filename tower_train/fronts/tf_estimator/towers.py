@@ -219,10 +219,10 @@ class ModelTowers:
 
         return create
 
-    def _get(self, tower: Tower, getter: Callable, name: str, *args, **kwargs):
+    def _get(self, tower: Tower, getter: Callable, name: str, shape=None, dtype=tf.float32, *args, **kwargs):
         if tower.place and self._created.get(name):  # its type may follow from an initial value, which reuse ignores
-            kwargs["dtype"] = self._created[name][0].dtype.base_dtype
-        return getter(name, *args, **kwargs)
+            dtype = self._created[name][0].dtype.base_dtype
+        return getter(name, shape, dtype, *args, **kwargs)
 
     def _only_by_the_first(self, variable: tf.Variable) -> None:
         """Makes assignments of later towers reads: the first tower alone moves averages and counts."""
