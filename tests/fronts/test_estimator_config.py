@@ -6,7 +6,9 @@ import json
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from regression import expected_weights, input_fn, make, weights_of
+from tensorflow.python.distribute.distribute_config import DistributeConfig
 
 from tower_train import errors
 from tower_train import estimator as tf_estimator
@@ -25,6 +27,17 @@ def test_a_changed_copy_keeps_towers_and_what_is_the_users():
     config.mine = 1
     changed = copy.deepcopy(config).replace(save_checkpoints_secs=30, num_gpus=3)
     assert (changed.mine, changed.model_dir, changed.num_gpus, config.num_gpus) == (1, "a", 3, 2)
+
+
+def test_strategies_of_experimental_distribute_are_those_of_the_config():
+    strategies = {"train_distribute": tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]), "eval_distribute": None}
+    config = RunConfig(experimental_distribute=DistributeConfig(**strategies))
+    assert (config.towers, config.eval_distribute) == (2, None)
+    for twice in ({"experimental_distribute": DistributeConfig(**strategies), "num_gpus": 2}, strategies):
+        with pytest.raises(errors.ConfigError, match="train_distribute"):
+            assert RunConfig(**{"experimental_distribute": DistributeConfig(**strategies)} | twice).towers
+    with pytest.raises(errors.ConfigError, match="remote_cluster. .* start it on each worker"):
+        RunConfig(experimental_distribute=DistributeConfig(remote_cluster=CLUSTER))
 
 
 @pytest.mark.parametrize(

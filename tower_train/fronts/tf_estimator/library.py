@@ -17,14 +17,25 @@ from tf_keras.api._v2 import keras as keras_v2
 from tf_keras.src import backend_config
 from tf_keras.src.mixed_precision import policy
 
+from tower_train import errors
 from tower_train.fronts import compat
 
 v1 = tf.compat.v1
 
 
 def _init_run_config(config, tf_config: dict) -> None:
-    """Stands for TensorFlow's function that set up a RunConfig with strategies: towers need nothing of it."""
-    config._distribute_coordinator_mode = None
+    """Stands for TensorFlow's function that set up a RunConfig with strategies."""
+    config._distribute_coordinator_mode, asked = None, config._experimental_distribute
+    if getattr(asked, "remote_cluster", None):
+        raise errors.ConfigError(
+            "RunConfig: experimental_distribute has a remote_cluster. A program does not train on servers: start it on "
+            "each worker, with TF_CONFIG there."
+        )
+    for name in ("train_distribute", "eval_distribute"):
+        strategy = getattr(asked, name, None)
+        if strategy is not None and getattr(config, name) is not None:
+            raise errors.ConfigError(f"RunConfig: {name} and experimental_distribute's {name} say the same. Give one.")
+        setattr(config, f"_{name}", strategy or getattr(config, name))
     config._init_distributed_setting_from_environment_var(tf_config)
     config._maybe_overwrite_session_config_for_distributed_training()
 
