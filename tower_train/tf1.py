@@ -31,7 +31,7 @@ def main(argv) -> int:
     parser.add_argument("program")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     asked = parser.parse_args(argv[1:])
-    from tower_train.fronts.tf1 import names, source
+    from tower_train.fronts.tf1 import source
 
     program = source.Program(asked.program)
     for package in ("tensorflow_estimator", "tf_keras"):
@@ -42,16 +42,16 @@ def main(argv) -> int:
     console.quiet_tensorflow()
     from tower_train.fronts.tf1 import views
 
-    find = views.finder(names.table(program.uses_keras_3))
+    find = views.finder(program.uses_keras_3)
     return _check(program, find) if asked.check else _run(asked, program, find)
 
 
 def companion(name: str) -> types.SimpleNamespace:
     """Imports a file of TensorFlow 1, such as the tutorial's cifar10.py, for a workload. From then on imports of files
     that are not installed give the old names in this process."""
-    from tower_train.fronts.tf1 import names, views
+    from tower_train.fronts.tf1 import views
 
-    views.install(views.finder(names.table(uses_keras_3=False)))
+    views.install(views.finder(uses_keras_3=False))
     parts = vars(importlib.import_module(name))
     functions = {each: _dimensions()(part) for each, part in parts.items() if isinstance(part, types.FunctionType)}
     return types.SimpleNamespace(**parts | functions)
@@ -79,7 +79,7 @@ def _check(program, find) -> int:
     for why, places in missing.items():
         console.say(f"{', '.join(places)}: {why}")
     kind = "Keras 3, eagerly" if program.uses_keras_3 else "TensorFlow 1's behaviour, with Keras 2"
-    console.say(f"{len(missing)} names are not there. It runs with {kind}.\nIts towers: {program.front}.")
+    console.say(f"Missing names: {len(missing)}. It runs with {kind}.\nIts towers: {program.front}.")
     return 2 if missing else 0
 
 

@@ -9,6 +9,7 @@ import types
 import numpy as np
 import tensorflow as tf
 import tf_keras
+from tf_keras.api._v1.keras.__internal__.legacy import layers as tf_layers
 
 from tower_train import errors
 from tower_train.data import idx
@@ -71,16 +72,11 @@ deprecated_flipped_softmax_cross_entropy_with_logits = _flipped(v1.nn.softmax_cr
 deprecated_flipped_sparse_softmax_cross_entropy_with_logits = _flipped(v1.nn.sparse_softmax_cross_entropy_with_logits)
 
 
-class _Linear:
+def _Linear(args, output_size, build_bias, bias_initializer=None, kernel_initializer=None):  # noqa: N802
     """The product of joined arguments that cells of tf.contrib.rnn made."""
-
-    def __init__(self, args, output_size, build_bias, bias_initializer=None, kernel_initializer=None):
-        inputs, begin = tf.concat(tf.nest.flatten(args), 1), bias_initializer or v1.zeros_initializer()
-        self._kernel = v1.get_variable("kernel", [inputs.shape[1], output_size], inputs.dtype, kernel_initializer)
-        self._bias = v1.get_variable("bias", [output_size], inputs.dtype, begin) if build_bias else 0
-
-    def __call__(self, args):
-        return tf.matmul(tf.concat(tf.nest.flatten(args), 1), self._kernel) + self._bias
+    begin, scope = bias_initializer or v1.zeros_initializer(), v1.get_variable_scope()
+    dense = tf_layers.Dense(output_size, None, build_bias, kernel_initializer, begin, _scope=scope)
+    return lambda args: dense(tf.concat(tf.nest.flatten(args), 1))
 
 
 class HParams(types.SimpleNamespace):

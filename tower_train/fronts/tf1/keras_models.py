@@ -3,6 +3,7 @@
 import functools
 import inspect
 import re
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
@@ -54,8 +55,8 @@ def _prepare_keras_3(is_named_acc: bool) -> None:
     plateau.__init__ = _taking(plateau.__init__)
     keras.callbacks.ModelCheckpoint = ModelCheckpoint
     # Keras loads no compiled model whose class has another `compile` than this one.
-    compile_ = _naming_acc(keras.Model.compile) if is_named_acc else keras.Model.compile
-    compat.trainer.Trainer.compile = _taking(compile_, _order(tf_keras.Model.compile))
+    convert = {"metrics": _named_acc} if is_named_acc else {}
+    compat.trainer.Trainer.compile = _taking(keras.Model.compile, _order(tf_keras.Model.compile), convert)
     keras.Model.metrics_names = property(lambda model: [*keras.Model.get_metrics_result(model)])
     keras.Model.save_weights = compat.save_weights_as_hdf5
     keras.models.load_model = _for_training(keras.models.load_model)
@@ -68,7 +69,11 @@ def _order(method) -> list[str]:
     return [*inspect.signature(method).parameters][1:]
 
 
-def _taking(function, order=(), **defaults):
+def _named_acc(metrics):
+    return tf.nest.map_structure(lambda each: "acc" if each == "accuracy" else each, metrics)
+
+
+def _taking(function, order=(), convert: dict[str, Callable] | None = None, **defaults):
     """Lets a method take arguments of Keras 2: in this order, under their names, None for a default."""
     own = inspect.signature(function).parameters
 
@@ -78,7 +83,8 @@ def _taking(function, order=(), **defaults):
             args, kwargs = (), defaults | dict(zip(order[: len(args)], args, strict=True)) | kwargs
         names = {name: name if name in own else _NOW.get(name, name) for name in kwargs}
         kept = {names[name]: value for name, value in kwargs.items() if names[name] and value is not None}
-        return function(self, *args, **kept)
+        changed = {name: change(kept[name]) for name, change in (convert or {}).items() if name in kept}
+        return function(self, *args, **kept | changed)
 
     return call
 
@@ -86,28 +92,17 @@ def _taking(function, order=(), **defaults):
 def _add_decay() -> None:
     """Gives optimizers Keras 2's `lr` and `decay`, beside the learning rate, which callbacks read and set."""
     base = keras.optimizers.Optimizer
-    init, config = base.__init__, base.get_config
+    init, config, update = base.__init__, base.get_config, base._backend_update_step
 
     def decaying(self, *args, decay=0.0, **kwargs):
         init(self, *args, **kwargs)
         self.decay = decay
 
-    def with_decay(update, _):
-        return lambda self, gradient, variable, rate: update(
-            self, gradient, variable, rate / (1 + self.decay * keras.ops.cast(self.iterations, rate.dtype))
-        )
+    def decayed(self, gradients, variables, rate):
+        update(self, gradients, variables, rate / (1 + self.decay * keras.ops.cast(self.iterations, rate.dtype)))
 
-    base.__init__, base.get_config = decaying, lambda self: config(self) | {"decay": self.decay}
-    base.lr = base.learning_rate
-    compat.wrap_method(base, "update_step", with_decay)
-
-
-def _naming_acc(compile_):
-    def call(self, *args, metrics=None, **kwargs):
-        metrics = tf.nest.map_structure(lambda each: "acc" if each == "accuracy" else each, metrics)
-        return compile_(self, *args, metrics=metrics, **kwargs)
-
-    return call
+    base.__init__, base._backend_update_step, base.lr = decaying, decayed, base.learning_rate
+    base.get_config = lambda self: config(self) | {"decay": self.decay}
 
 
 def _predict_classes(model, *args, **kwargs):

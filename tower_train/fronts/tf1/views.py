@@ -19,12 +19,6 @@ from tower_train.cluster import program
 from tower_train.fronts import compat
 from tower_train.fronts.tf1 import names, source
 
-_OF_NUMPY = {  # names that it dropped
-    "int": int, "float": float, "complex": complex, "object": object, "str": str, "unicode": str, "float_": np.float64,
-    "complex_": np.complex128, "string_": np.bytes_, "unicode_": np.str_, "Inf": np.inf, "infty": np.inf, "NaN": np.nan,
-    "product": np.prod, "cumproduct": np.cumprod, "alltrue": np.all, "sometrue": np.any, "in1d": np.isin,
-    "asscalar": lambda array: array.item(),
-}  # fmt: skip
 _tell_once = functools.cache(console.notice)
 
 
@@ -54,10 +48,11 @@ class View(types.ModuleType):
         return sorted({*self._rows, *(each for module in self._modules for each in dir(module))})
 
 
-def finder(table: dict[str, str]) -> Callable[[str], Any]:
-    """Returns the function of a dotted name that finds what it means by a table, of an object's attributes the object;
-    it raises NoSuchName."""
+def finder(uses_keras_3: bool) -> Callable[[str], Any]:
+    """Returns the function that finds what a dotted name means by the table of names, or the object of which it is an
+    attribute; it raises NoSuchName."""
     compat.restore_names_for_slim()
+    table = names.table(uses_keras_3)
 
     @functools.cache
     def find(name: str) -> Any:
@@ -118,8 +113,8 @@ def prepare_machine(num_shown_gpus: int) -> None:
     compat.open_sessions_by(_configuration)
     if num_shown_gpus:
         compat.show_gpus(num_shown_gpus)
-    for name, value in _OF_NUMPY.items():
-        vars(np).setdefault(name, value)
+    for each in (int, float, complex, object, str):  # NumPy had these under their names
+        vars(np).setdefault(each.__name__, each)
 
 
 def _configuration(target: str, graph: tf.Graph, config) -> tuple:
