@@ -49,8 +49,9 @@ def test_a_model_fn_with_regularizers_losses_and_update_ops_in_collections(tmp_p
         )
         runs_so_far = v1.get_variable("runs", [], tf.int64, v1.zeros_initializer(), trainable=False)
         v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, runs_so_far.assign_add(1))
-        v1.losses.mean_squared_error(labels, tf.linalg.matvec(tf.cast(features["x"], tf.float32), w))
-        loss = v1.losses.get_total_loss()
+        with tf.name_scope("mine"):
+            v1.losses.mean_squared_error(labels, tf.linalg.matvec(tf.cast(features["x"], tf.float32), w))
+        loss = tf.add_n([*v1.losses.get_losses("mine/"), v1.losses.get_regularization_loss("w/")])
         with tf.control_dependencies(v1.get_collection(v1.GraphKeys.UPDATE_OPS)):
             optimizer = v1.train.GradientDescentOptimizer(0.1)
             train_op = optimizer.minimize(loss, v1.train.get_global_step())

@@ -227,6 +227,19 @@ def _without_global(name: str) -> Iterator[None]:
         global_state.set_global_attribute(name, before)
 
 
+def collections_without(prefix: str):
+    """Lets programs ask for what is in collections by scopes without a prefix, in this thread within a block."""
+
+    def found(get_collection, graph, name, scope=None):
+        def fits(item) -> bool:
+            names = (item.name, item.name.removeprefix(prefix)) if hasattr(item, "name") else ()
+            return any(re.match(scope, each) for each in names)
+
+        return [item for item in get_collection(graph, name) if scope is None or fits(item)]
+
+    return replaced_here(tf.Graph, "get_collection", found)
+
+
 def fresh_layer_names():
     """Numbers Keras layers without names from 0 on, in this thread within a block."""
     return _without_global(_LAYER_COUNTS)

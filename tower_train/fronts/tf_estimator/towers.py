@@ -143,14 +143,15 @@ class ModelTowers:
         # One tower's may be no data set's, and a dict with keys that cannot be sorted.
         batch = tf.nest.flatten(self._batches[tower.place], expand_composites=True) if tower.count > 1 else []
         inputs, scope = [each for each in batch if tf.is_tensor(each)], v1.get_variable_scope()
-        shared = functools.partial(self._get, tower)
+        shared, prefix = functools.partial(self._get, tower), f"tower_{tower.place}/"
         with (
             compat.holding(_assigned, mine),
             compat.fresh_layer_names(),  # so that a checkpoint fits each graph of a model
             compat.intercepted_assignments(assign_later),
             self._drawn_by_example(tower) as tower.draws,
             self._training.averages.inside(tower, inputs, self._training.batch_norm),
-            v1.name_scope(f"tower_{tower.place}/") if tower.place else contextlib.nullcontext(),
+            v1.name_scope(prefix) if tower.place else contextlib.nullcontext(),
+            compat.collections_without(prefix) if tower.place else contextlib.nullcontext(),
             tf.variable_creator_scope(self._creator(tower)),
             # The dtype of a comparison in float64, else the scope's own.
             v1.variable_scope(scope, reuse=reuse, custom_getter=shared, dtype=compat.floatx_here()),
