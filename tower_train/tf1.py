@@ -40,8 +40,10 @@ def main(argv) -> int:
     if not program.uses_keras_3:
         os.environ["TF_USE_LEGACY_KERAS"] = "1"  # tf.layers and the cells of RNNs are parts of Keras 2
     console.quiet_tensorflow()
-    from tower_train.fronts.tf1 import views
+    from tower_train.fronts.tf1 import keras_models, views
 
+    if program.uses_keras:
+        keras_models.prepare(program.uses_keras_3, is_named_acc=bool({"acc", "val_acc"} & program.words))
     find = views.finder(program.uses_keras_3)
     return _check(program, find) if asked.check else _run(asked, program, find)
 
@@ -87,12 +89,10 @@ def _run(asked, program, find) -> int:
     import tensorflow as tf
 
     from tower_train.cluster import program as workers
-    from tower_train.fronts.tf1 import keras_models, source, views
+    from tower_train.fronts.tf1 import source, views
 
     if not program.uses_keras_3:
         tf.compat.v1.disable_v2_behavior()
-    if program.uses_keras:
-        keras_models.prepare(program.uses_keras_3, is_named_acc=bool({"acc", "val_acc"} & program.words))
     views.prepare_machine(asked.num_gpus)
     views.install(find)
     workers.leave_by_status()  # with one line for a user's mistake, and with Horovod's workers

@@ -91,6 +91,9 @@ callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.Me
              hvd.callbacks.LearningRateWarmupCallback(warmup_epochs=2, verbose=1),
              hvd.callbacks.LearningRateScheduleCallback(start_epoch=2, multiplier=0.1)]
 history = model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=callbacks).history
+model.save(f"model{hvd.rank()}.h5")
+model = hvd.load_model(f"model{hvd.rank()}.h5")
+history["loss"] += model.fit(x, y, batch_size=8, verbose=0, callbacks=callbacks[1:2]).history["loss"]
 means = [float(hvd.allreduce(4.0 * hvd.rank())), int(hvd.broadcast(hvd.rank() + 5, 1))]
 losses = [[float(loss) for loss in history["loss"]]]
 print([model.get_weights()[0].ravel().tolist(), *losses, means], flush=True)
@@ -102,6 +105,7 @@ CONTRIB = """
 import numpy as np, tensorflow as tf
 from tensorflow.python.client import device_lib
 from tensorflow.contrib.opt import AdamWOptimizer
+assert tf.mul is tf.multiply and tf.contrib.data.batch_and_drop_remainder(2) and tf.contrib.estimator.add_metrics
 from tensorflow.examples.tutorials.mnist.input_data import DataSet
 digits = DataSet(np.zeros([5, 1]), np.arange(5))
 assert [digits.next_batch(3, False)[1].size, digits.epochs_completed] == [3, 0]
@@ -115,6 +119,8 @@ by_example = tf.contrib.seq2seq.sequence_loss(logits, targets, weights, average_
 flipped = tf.contrib.nn.deprecated_flipped_softmax_cross_entropy_with_logits([[0.0, 1.0]], [[1.0, 0.0]])
 variable = tf.get_variable("v", initializer=[2.0, -4.0])
 step = AdamWOptimizer(0.01, learning_rate=hparams.rate).minimize(tf.reduce_sum(variable))
+balance = tf.contrib.training.GreedyLoadBalancingStrategy(2, tf.contrib.training.byte_size_load_fn)
+assert [balance(tf.get_variable(name, [size]).op) for name, size in (("b", 3), ("c", 1), ("d", 1))] == [0, 1, 1]
 drop = tf.layers.batch_normalization(tf.ones([2, 3]), training=True)
 from tensorflow.contrib.rnn.python.ops import core_rnn_cell
 joined = [tf.ones([1, 1]), 2 * tf.ones([1, 2])]
@@ -141,7 +147,9 @@ ESTIMATOR = """
 import numpy as np, tensorflow as tf
 
 def model_fn(features, labels, mode):
-    kept = tf.nn.dropout(tf.layers.batch_normalization(features, training=True), keep_prob=0.5)
+    with tf.device("/gpu:3"):  # of a machine that has more than this one
+        shift = tf.get_variable("shift", [6])
+    kept = tf.nn.dropout(tf.layers.batch_normalization(features + shift, training=True), keep_prob=0.5)
     loss = tf.losses.sparse_softmax_cross_entropy(labels, tf.layers.dense(kept + tf.random_uniform(tf.shape(kept)), 3))
     train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss, tf.train.get_global_step())
     return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
@@ -191,7 +199,7 @@ def test_horovods_keras_trains_in_two_workers_what_numpy_trains_until_one_is_int
     lines = re.findall(r"^(\[worker .\]) (\[\[.*)", done.stdout, re.MULTILINE)
     shown = {name: ast.literal_eval(values) for name, values in lines}
     data = [(rng.rand(8, 3), rng.rand(8, 1)) for rng in map(np.random.RandomState, range(2))]
-    weights, velocity, losses, rates = np.zeros([3, 1]), 0.0, [], [0.2, 0.15, 0.2, 0.02]
+    weights, velocity, losses, rates = np.zeros([3, 1]), 0.0, [], [0.2, 0.15, 0.2, 0.02, 0.02]
     for before, rate in zip(rates, rates[1:], strict=False):
         errors = [x @ weights - y for x, y in data]
         losses.append(np.mean(np.square(errors)))

@@ -34,6 +34,14 @@ def DistributedOptimizer(optimizer, name=None, **kwargs):  # noqa: N802
     return optimizer
 
 
+def load_model(filepath, custom_optimizers=None, custom_objects=None, **kwargs):
+    """Loads a model of Keras 2, whose optimizer averages from then on."""
+    objects = {cls.__name__: cls for cls in custom_optimizers or ()} | (custom_objects or {})
+    model = tf_keras.models.load_model(filepath, objects)
+    DistributedOptimizer(model.optimizer, **kwargs)
+    return model
+
+
 def allreduce_at_once(value, name=None, average=True):
     """horovod.keras.allreduce, whose value a program gets at once."""
     return _backend.get_session().run(horovod.allreduce(tf.constant(value), average, name=name))

@@ -87,9 +87,10 @@ class Balance:
         return f"/gpu:{min(self.bytes_on, key=self.bytes_on.get)}" if self.bytes_on else devices.HOST
 
     def add(self, variable) -> None:
-        """Counts a variable, if it is on a GPU."""
-        if (device := of(variable)) != devices.HOST:
-            self.bytes_on[tf.DeviceSpec.from_string(device).device_index] += num_bytes(variable)
+        """Counts a variable, if it is on a tower's GPU: a program may place it on another."""
+        index = tf.DeviceSpec.from_string(device).device_index if (device := of(variable)) != devices.HOST else None
+        if index in self.bytes_on:
+            self.bytes_on[index] += num_bytes(variable)
 
     def tell_cost(self, model, name: str, on_host: Iterable) -> None:
         """Says, once for a model, what it costs that variables are on the host."""

@@ -49,6 +49,27 @@ def index_table_from_tensor(mapping, *args, **kwargs):
     return compat.index_table_from_tensor(mapping, *args, **kwargs)
 
 
+def batch_and_drop_remainder(batch_size):
+    """tf.contrib.data's, for `Dataset.apply`."""
+    return lambda dataset: dataset.batch(batch_size, drop_remainder=True)
+
+
+class GreedyLoadBalancingStrategy:
+    """tf.contrib.training's, for `replica_device_setter`: gives a variable to the device that has the least so far."""
+
+    def __init__(self, num_tasks, load_fn):
+        self._loads, self._load = np.zeros(num_tasks), load_fn
+
+    def __call__(self, op):
+        task = int(self._loads.argmin())
+        self._loads[task] += self._load(op)
+        return task
+
+
+def byte_size_load_fn(op):
+    return op.outputs[0].dtype.size * op.outputs[0].shape.num_elements()
+
+
 def sequence_loss(logits, targets, weights, average_across_timesteps=True, average_across_batch=True, name=None):
     """tf.contrib.seq2seq's: the weighted cross-entropy of [batch, time, classes] logits."""
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=targets, logits=logits) * weights

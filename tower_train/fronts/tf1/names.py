@@ -23,13 +23,14 @@ tensorflow.python.data.experimental.ops.threadpool
 tensorflow.python.distribute.all_reduce
 tensorflow.python.framework.device.DeviceSpec    V1:DeviceSpec
 tensorflow.python.grappler.tf_optimizer.OptimizeGraph  OURS:OptimizeGraph
+tensorflow.python.pywrap_tensorflow              tensorflow.python.pywrap_tensorflow V1:train
 tensorflow.python.ops.rnn_cell                   V1:nn.rnn_cell
 tensorflow.python.ops.variables.VariableV1       V1:Variable
 tensorflow.contrib                               use: nothing, but the package tf-slim, which has its layers
 tensorflow.contrib.cluster_resolver              use: TF_CONFIG, which tower_train reads itself
 tensorflow.contrib.compiler.jit.experimental_jit_scope  V1:xla.experimental.jit_scope
 tensorflow.contrib.cudnn_rnn                     use: tf.nn.dynamic_rnn, or keras.layers.LSTM
-tensorflow.contrib.data                          V1:data.experimental V1:data
+tensorflow.contrib.data                          OURS V1:data.experimental V1:data
 tensorflow.contrib.distribute                    OURS
 tensorflow.contrib.distributions                 use: the package tensorflow-probability
 tensorflow.contrib.eager                         use: tf.enable_eager_execution() and tf.GradientTape
@@ -56,6 +57,7 @@ tensorflow.contrib.rnn                           OURS V1:nn.rnn_cell V1:nn
 tensorflow.contrib.seq2seq                       OURS
 tensorflow.contrib.slim                          tf_slim
 tensorflow.contrib.slim.nets                     tf_slim.nets
+tensorflow.contrib.staging                       tensorflow.python.ops.data_flow_ops
 tensorflow.contrib.summary                       tensorflow.python.ops.summary_ops_v2
 tensorflow.contrib.summary.all_summary_ops       V1:summary.all_v2_summary_ops
 tensorflow.contrib.summary.create_file_writer    tensorflow.python.ops.summary_ops_v2:create_summary_file_writer
@@ -70,6 +72,7 @@ keras.estimator.model_to_estimator               tower_train.estimator:model_to_
 keras.utils.multi_gpu_model                      tower_train.fronts.tf1.keras_models:multi_gpu_model
 horovod                                          HOROVOD
 horovod.tensorflow                               HOROVOD
+horovod.tensorflow.DistributedGradientTape       use: DistributedOptimizer, in a graph
 horovod.tensorflow.mpi_ops                       HOROVOD
 horovod.keras                                    HOROVOD
 horovod.keras.allreduce                          HOROVOD:allreduce_at_once
@@ -87,6 +90,12 @@ keras.backend.set_value                          keras:Variable.assign
 keras.engine                                     keras keras.layers
 keras.utils.multi_gpu_model                      tower_train.fronts.multi_gpu_model:multi_gpu_model
 """
+_BEFORE_1 = {  # {a name before TensorFlow 1.0: its name since then}
+    "mul": "multiply", "sub": "subtract", "neg": "negative", "pack": "stack", "unpack": "unstack",
+    "scalar_summary": "summary.scalar", "histogram_summary": "summary.histogram", "image_summary": "summary.image",
+    "merge_summary": "summary.merge", "merge_all_summaries": "summary.merge_all",
+    "train.SummaryWriter": "summary.FileWriter",
+}  # fmt: skip
 
 _ONE_NAME = [  # (a regular expression of the beginning of a name, the name under which the table has it)
     (r"tensorflow\.compat\.v1", "tensorflow"),
@@ -109,6 +118,7 @@ _ONE_NAME = [  # (a regular expression of the beginning of a name, the name unde
 def table(uses_keras_3: bool) -> dict[str, str]:
     """Returns {name: its row}. uses_keras_3: for a program of Keras without sessions, which keeps today's Keras."""
     text = _TABLE + _OF_KERAS_3 * uses_keras_3
+    text += "".join(f"tensorflow.{old} V1:{new}\n" for old, new in _BEFORE_1.items())
     for short, module in _SHORT.items():
         text = re.sub(rf"\b{short}\b", module, text)
     return {name: value.strip() for name, _, value in (row.partition(" ") for row in text.strip().splitlines())}

@@ -33,7 +33,7 @@ class NoSuchModule(errors.ConfigError, ImportError):
 class View(types.ModuleType):
     """A module of TensorFlow 1: looks its names up when they are used, in the modules that have them today."""
 
-    def __init__(self, name: str, find: Callable[[str], Any], modules: list[types.ModuleType], rows: list[str]):
+    def __init__(self, name: str, find: Callable[[str], Any], modules: list, rows: list[str]):
         super().__init__(name)
         vars(self).update(__path__=[], _find=find, _modules=modules, _rows=rows)
 
@@ -60,13 +60,13 @@ def finder(uses_keras_3: bool) -> Callable[[str], Any]:
             return find(usual)
         (parent, _, last), row, found = name.rpartition("."), table.get(name, "use:"), []
         rows = [each.removeprefix(f"{name}.").partition(".")[0] for each in table if each.startswith(f"{name}.")]
-        if not row.startswith("use:"):
-            for place in row.split():
-                with contextlib.suppress(ModuleNotFoundError):  # tf-slim
-                    found.append(pkgutil.resolve_name(place))
-        elif not isinstance(owner := find(parent), View):
-            return owner
-        else:
+        places = [] if row.startswith("use:") else row.split()
+        for place in places:
+            with contextlib.suppress(ModuleNotFoundError):  # tf-slim
+                found.append(pkgutil.resolve_name(place))
+        if row.startswith("use:"):
+            if not isinstance(owner := find(parent), View):
+                return owner
             found = [getattr(each, last) for each in owner._modules if hasattr(each, last)]
             with contextlib.suppress(ModuleNotFoundError):
                 home = re.match(r"\w+", table["keras"])[0]  # type: ignore[index]
@@ -75,12 +75,13 @@ def finder(uses_keras_3: bool) -> Callable[[str], Any]:
             above = [table.get(each, "") for each in itertools.accumulate(name.split("."), "{}.{}".format)]
             advice = next((each for each in reversed(above) if each.startswith("use:")), "use: none that is known")
             raise NoSuchName(f"{name} is not there. Replacement:{advice.removeprefix('use:')}.")
-        if found and not isinstance(found[0], types.ModuleType):
-            return found[0]
-        modules = [each for each in found if isinstance(each, types.ModuleType)]
+        if len(places) < 2:  # of several each has names of this one, also if it is no module
+            if found and not isinstance(found[0], types.ModuleType):
+                return found[0]
+            found = [each for each in found if isinstance(each, types.ModuleType)]
         if name.startswith("tensorflow.python."):  # names have moved between these and the public ones
-            modules.append(importlib.import_module("tensorflow.compat.v1"))
-        return View(name, find, modules, rows)
+            found.append(importlib.import_module("tensorflow.compat.v1"))
+        return View(name, find, found, rows)
 
     return find
 
