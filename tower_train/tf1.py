@@ -49,8 +49,10 @@ def main(argv) -> int:
 
 
 def companion(name: str) -> types.SimpleNamespace:
-    """Imports a file of TensorFlow 1, such as the tutorial's cifar10.py, for a workload. From then on imports of files
-    that are not installed give the old names in this process."""
+    """Imports a file of TensorFlow 1, such as the tutorial's cifar10.py, for a workload.
+
+    From then on, all files of this process that are not installed import the old names.
+    """
     from tower_train.fronts.tf1 import views
 
     views.install(views.finder(uses_keras_3=False))
@@ -61,7 +63,7 @@ def companion(name: str) -> types.SimpleNamespace:
 
 @contextlib.contextmanager
 def _dimensions():
-    """Gives shapes their Dimensions within a function that this decorates, as shape[0].value asks."""
+    """Lets the function that this decorates ask for shape[0].value, as shapes had Dimensions."""
     from tensorflow.compat import v1
 
     v1.disable_v2_tensorshape()
@@ -97,7 +99,7 @@ def _run(asked, program, find) -> int:
     views.install(find)
     workers.leave_by_status()  # with one line for a user's mistake, and with Horovod's workers
     sys.argv[:] = [asked.program, *asked.arguments]
-    is_there = not getattr(sys.flags, "safe_path", False)  # the current folder, for which the program's comes
+    is_there = not getattr(sys.flags, "safe_path", False)  # the current folder, which the program's replaces
     sys.path[:is_there] = [os.path.dirname(os.path.abspath(asked.program))]
     try:
         runpy.run_path(asked.program, run_name="__main__")

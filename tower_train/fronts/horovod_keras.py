@@ -35,7 +35,7 @@ def DistributedOptimizer(optimizer, name=None, **kwargs):  # noqa: N802
 
 
 def load_model(filepath, custom_optimizers=None, custom_objects=None, **kwargs):
-    """Loads a model of Keras 2, whose optimizer averages from then on."""
+    """Loads a Keras 2 model and makes its optimizer average."""
     objects = {cls.__name__: cls for cls in custom_optimizers or ()} | (custom_objects or {})
     model = tf_keras.models.load_model(filepath, objects)
     DistributedOptimizer(model.optimizer, **kwargs)
@@ -52,7 +52,7 @@ def broadcast_at_once(value, root_rank, name=None):
 
 
 def BroadcastGlobalVariablesCallback(root_rank, device=""):  # noqa: N802
-    """Begins with the values of one worker in all."""
+    """Gives all workers the values of one, before training."""
     return tf_keras.callbacks.LambdaCallback(
         on_train_begin=lambda logs: _backend.get_session().run(horovod.broadcast_global_variables(root_rank))
     )

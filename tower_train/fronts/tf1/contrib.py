@@ -1,4 +1,4 @@
-"""Parts of tf.contrib, and the tutorials' reader of MNIST, that no package of today has: in short."""
+"""Short versions of what no package has today: parts of tf.contrib, and the tutorials' reader of MNIST."""
 
 import itertools
 import json
@@ -27,7 +27,7 @@ def Strategy(devices=None, num_gpus=None, num_gpus_per_worker=None, **_):  # noq
     devices = [devices] if isinstance(devices, str) else list(devices or ())
     gpus = len(tf.config.list_physical_devices("GPU"))
     count = len(devices) or num_gpus or num_gpus_per_worker or gpus or 1
-    # Without devices CPUs stand for all of a kind: RunConfig takes the number, and GPUs where there are some.
+    # RunConfig takes the number of these, and GPUs if there are any: CPUs stand in for devices without names.
     names = devices if devices and gpus else [f"/cpu:{i}" for i in range(count)]
     extended = types.SimpleNamespace(worker_devices=tuple(names))
     return types.SimpleNamespace(extended=extended, num_replicas_in_sync=count, scope=_refuse_scope)
@@ -38,14 +38,14 @@ def _refuse_scope():
 
 
 def AllReduceCrossTowerOps(*_, **__):  # noqa: N802
-    """How a strategy was to average: towers do it in one way."""
+    """Tells a strategy how to average; towers have one way."""
 
 
 MirroredStrategy = OneDeviceStrategy = CollectiveAllReduceStrategy = ParameterServerStrategy = Strategy
 
 
 def index_table_from_tensor(mapping, *args, **kwargs):
-    """tf.contrib.lookup's, whose texts were called mapping."""
+    """tf.contrib.lookup's, which called the strings mapping."""
     return compat.index_table_from_tensor(mapping, *args, **kwargs)
 
 
@@ -78,7 +78,7 @@ def sequence_loss(logits, targets, weights, average_across_timesteps=True, avera
 
 
 def OptimizeGraph(config, metagraph):  # noqa: N802
-    """Grappler's, which took the RewriterConfig alone."""
+    """Grappler's, which took only a RewriterConfig."""
     config.meta_optimizer_iterations = config.ONE  # a second pass over its own result fails
     return compat.optimize_graph(v1.ConfigProto(graph_options=v1.GraphOptions(rewrite_options=config)), metagraph)
 
@@ -94,14 +94,14 @@ deprecated_flipped_sparse_softmax_cross_entropy_with_logits = _flipped(v1.nn.spa
 
 
 def _Linear(args, output_size, build_bias, bias_initializer=None, kernel_initializer=None):  # noqa: N802
-    """The product of joined arguments that cells of tf.contrib.rnn made."""
+    """tf.contrib.rnn's: multiplies the joined arguments by a kernel."""
     begin, scope = bias_initializer or v1.zeros_initializer(), v1.get_variable_scope()
     dense = tf_layers.Dense(output_size, None, build_bias, kernel_initializer, begin, _scope=scope)
     return lambda args: dense(tf.concat(tf.nest.flatten(args), 1))
 
 
 class HParams(types.SimpleNamespace):
-    """tf.contrib.training's: named values, which a text may change."""
+    """tf.contrib.training's: named values that a string can change."""
 
     add_hparam = set_hparam = types.SimpleNamespace.__setattr__
 
@@ -150,7 +150,7 @@ class AdamWOptimizer(v1.train.AdamOptimizer):
 
 
 class DataSet:
-    """Images [n, 784] from 0 to 1 and labels, which are taken in batches over the ends of epochs."""
+    """Images, [n, 784] from 0 to 1, and labels; a batch may begin in one epoch and end in the next."""
 
     def __init__(self, images, labels, seed=None):
         self.images, self.labels, self.num_examples, self.epochs_completed = images, labels, len(images), 0
@@ -169,7 +169,7 @@ class DataSet:
 
 
 def maybe_download(filename, work_directory, source_url):
-    """Returns a file's path; loads it from source_url if it is not there."""
+    """Returns a file's path; downloads it from source_url if it is not there."""
     os.makedirs(work_directory, exist_ok=True)
     return tf_keras.utils.get_file(os.path.abspath(os.path.join(work_directory, filename)), source_url)
 
@@ -178,7 +178,7 @@ def read_data_sets(
     train_dir, fake_data=False, one_hot=False, dtype=np.float32, reshape=True, validation_size=5000, seed=None,
     source_url=SOURCE_URL,
 ):  # fmt: skip
-    """Reads MNIST's four files in a folder, and loads those that are not there; the first images are for validation."""
+    """Reads MNIST's four files in a folder, and downloads missing ones; the first images are for validation."""
     if fake_data:
         raise errors.ConfigError("read_data_sets(fake_data=True): there is no made-up data here. Leave it out.")
 

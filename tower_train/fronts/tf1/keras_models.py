@@ -54,7 +54,7 @@ def _prepare_keras_3(is_named_acc: bool) -> None:
     plateau = keras.callbacks.ReduceLROnPlateau
     plateau.__init__ = _taking(plateau.__init__)
     keras.callbacks.ModelCheckpoint = ModelCheckpoint
-    # Keras loads no compiled model whose class has another `compile` than this one.
+    # in this class: Keras loads no compiled model of a class with a `compile` of its own
     convert = {"metrics": _named_acc} if is_named_acc else {}
     compat.trainer.Trainer.compile = _taking(keras.Model.compile, _order(tf_keras.Model.compile), convert)
     keras.Model.metrics_names = property(lambda model: [*keras.Model.get_metrics_result(model)])
@@ -114,14 +114,14 @@ def _for_training(load_model):
     def call(*args, **kwargs):
         model = load_model(*args, **kwargs)
         if model.optimizer and not compat.trained_by(model.optimizer):
-            model.optimizer.built = False  # of HDF5 Keras builds it for no variables, and it would take no others
+            model.optimizer.built = False  # Keras built that of an HDF5 file for no variables, and it takes no others
         return model
 
     return call
 
 
 class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """Keras 2's: of each period-th epoch, under any name."""
+    """Keras 2's: saves every `period` epochs, to a file of any name."""
 
     def __init__(self, filepath, *args, period=1, **kwargs):
         super().__init__("any.weights.h5", *args, **kwargs)
@@ -133,7 +133,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
 
 def multi_gpu_model(model, gpus=None, cpu_merge=True, cpu_relocation=False):
-    """Makes a model that computes as `model`, of Keras 2, each tower with its rows of the batch.
+    """Makes a model that computes what `model`, of Keras 2, does, each tower on its rows of the batch.
 
     gpus is a number of towers, or a list of GPUs; by default all GPUs. The variables are those of `model`.
     """
@@ -153,6 +153,6 @@ def multi_gpu_model(model, gpus=None, cpu_merge=True, cpu_relocation=False):
 
 
 def _rows(batch: tf.Tensor, position: int, count: int) -> tf.Tensor:
-    """Returns a tower's part of a batch, as equal as they can be."""
+    """Returns a tower's rows of a batch, divided as evenly as possible."""
     size = tf.shape(batch)[0]
     return batch[size * position // count : size * (position + 1) // count]

@@ -9,8 +9,8 @@ _SHORT = {
     "V1": "tensorflow.compat.v1",
 }
 # A name, and where it is: modules or "module:attribute"; of several modules a name is in the first that has it.
-# After "use:" stands what replaces a name that is not there, or all names under it. A module without a place is empty,
-# as programs import it and need nothing of it.
+# After "use:" stands what replaces a name that is not there, or all names under it. A module without a place is empty:
+# programs import it and need nothing from it.
 _TABLE = """
 tensorflow                                       V1
 tensorflow.__version__                           OURS:VERSION
@@ -125,7 +125,7 @@ def table(uses_keras_3: bool) -> dict[str, str]:
 
 
 def one_name(name: str) -> str:
-    """Returns the name under which the table has a dotted name of a program, of which some have several."""
+    """Returns the table's name for a program's dotted name, as some things have several."""
     for pattern, replacement in _ONE_NAME:
         name = re.sub(rf"^{pattern}(?=\.|$)", replacement, name)
     return name

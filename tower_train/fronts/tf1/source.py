@@ -11,7 +11,7 @@ import sysconfig
 from tower_train import errors
 from tower_train.fronts.tf1 import names
 
-# Names that only programs with graphs and sessions use; one of Keras that has none of them keeps today's Keras.
+# Names that only programs with graphs and sessions use; a program of Keras without them keeps today's Keras.
 _OF_GRAPHS = {
     "Session", "InteractiveSession", "ConfigProto", "GPUOptions", "get_session", "set_session", "placeholder",
     "contrib", "MonitoredTrainingSession", "get_variable", "estimator", "get_default_graph", "flags", "horovod",
@@ -72,7 +72,7 @@ class Program:
                     root = name if module or alias.asname else name.partition(".")[0]
                     meanings[alias.asname or (alias.name if module else root)] = root
                     uses.append((name.removesuffix(".*"), node))
-        for node in nodes:  # a name that is bound to anything else in the file too may mean that
+        for node in nodes:  # a name that the file also binds to something else may mean that
             name = _dotted(node.value, meanings) if isinstance(node, ast.Assign) else None
             if name or (isinstance(node, ast.Assign) and ast.unparse(node.value) == "None"):  # after a failed import
                 kept.update(node.targets)

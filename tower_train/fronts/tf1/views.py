@@ -1,4 +1,4 @@
-"""The modules that a program of TensorFlow 1, and it alone, imports; and the machine as it sees it."""
+"""The modules that only a program of TensorFlow 1 imports, and the machine as it sees it."""
 
 import builtins
 import contextlib
@@ -49,8 +49,8 @@ class View(types.ModuleType):
 
 
 def finder(uses_keras_3: bool) -> Callable[[str], Any]:
-    """Returns the function that finds what a dotted name means by the table of names, or the object of which it is an
-    attribute; it raises NoSuchName."""
+    """Returns a function that looks a dotted name up in the table of names and returns what it means, or raises
+    NoSuchName. It returns an object itself for the names of its attributes."""
     compat.restore_names_for_slim()
     table = names.table(uses_keras_3)
 
@@ -87,7 +87,7 @@ def finder(uses_keras_3: bool) -> Callable[[str], Any]:
 
 
 def install(find: Callable[[str], Any]) -> None:
-    """Makes imports of the program's files, and of no others, give the names that `find` finds from now on."""
+    """From now on, makes imports in the program's files, and in no others, give what `find` finds."""
     original = builtins.__import__
 
     @functools.wraps(original)
@@ -109,7 +109,7 @@ def install(find: Callable[[str], Any]) -> None:
 
 
 def prepare_machine(num_shown_gpus: int) -> None:
-    """Prepares this process for a program; num_shown_gpus: GPUs that it is told of where there is none."""
+    """Prepares this process for a program; num_shown_gpus: GPUs that it is told of if there is none."""
     compat.keep_queues_on_host()
     compat.open_sessions_by(_configuration)
     if num_shown_gpus:
@@ -119,7 +119,7 @@ def prepare_machine(num_shown_gpus: int) -> None:
 
 
 def _configuration(target: str, graph: tf.Graph, config) -> tuple:
-    """Lets a session open among Horovod's workers, and run on the CPU what is placed on GPUs where there are none."""
+    """Lets a session open among Horovod's workers, and run on the CPU what is placed on GPUs if there are none."""
     config = config or tf.compat.v1.ConfigProto()
     if program.is_initialized():
         from tower_train.fronts.tf_estimator.workers import merged
