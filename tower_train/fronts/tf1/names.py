@@ -26,7 +26,7 @@ tensorflow.python.grappler.tf_optimizer.OptimizeGraph  OURS:OptimizeGraph
 tensorflow.python.pywrap_tensorflow              tensorflow.python.pywrap_tensorflow V1:train
 tensorflow.python.ops.rnn_cell                   V1:nn.rnn_cell
 tensorflow.python.ops.variables.VariableV1       V1:Variable
-tensorflow.contrib                               use: nothing, but the package tf-slim, which has its layers
+tensorflow.contrib                               use: none that is known; the package tf-slim has the layers
 tensorflow.contrib.cluster_resolver              use: TF_CONFIG, which tower_train reads itself
 tensorflow.contrib.compiler.jit.experimental_jit_scope  V1:xla.experimental.jit_scope
 tensorflow.contrib.cudnn_rnn                     use: tf.nn.dynamic_rnn, or keras.layers.LSTM
@@ -51,6 +51,7 @@ tensorflow.contrib.metrics.set_ops               tensorflow.python.ops.sets
 tensorflow.contrib.nccl                          use: tensorflow.python.ops.nccl_ops, or tf.add_n
 tensorflow.contrib.nn                            OURS V1:nn
 tensorflow.contrib.opt                           OURS
+tensorflow.contrib.opt.LazyAdamOptimizer         use: tf.train.AdamOptimizer, whose moments decay in all rows
 tensorflow.contrib.quantize                      use: the package tensorflow-model-optimization
 tensorflow.contrib.rnn.LSTMBlockCell             V1:nn.rnn_cell.BasicLSTMCell
 tensorflow.contrib.rnn                           OURS V1:nn.rnn_cell V1:nn
@@ -67,6 +68,7 @@ tensorflow.contrib.training.HParams              OURS:HParams
 tensorflow.contrib.util                          V1 tensorflow.python.framework.tensor_util
 keras                                            tf_keras.api._v1.keras
 keras.__version__                                tf_keras:__version__
+keras.optimizers.TFOptimizer                     tf_keras.src.optimizers.optimizer_v1:TFOptimizer
 keras.engine                                     tf_keras.api._v1.keras tf_keras.api._v1.keras.layers
 keras.estimator.model_to_estimator               tower_train.estimator:model_to_estimator
 keras.utils.multi_gpu_model                      tower_train.fronts.tf1.keras_models:multi_gpu_model
