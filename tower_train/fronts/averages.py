@@ -1,7 +1,8 @@
 """Means and gradients over the towers of all workers, from the values of this process's towers.
 
-Gradients of variables, wherever a program computes them, are the means over all towers. What it does with them before
-it applies them, such as clipping, is thus what one device does.
+Gradients of variables, wherever a program computes them, are those of the whole batch's loss. What it does with them
+before it applies them, such as clipping, is thus what one device does. Each tower goes backwards from its part of that
+loss, so that towers' gradients add up, and are no larger than one device's where a loss scale makes them large.
 """
 
 import contextlib
@@ -37,39 +38,34 @@ class Averages:
 
     def __init__(self, shares: Sequence[Weight], add: Callable[[list], list] = list, unit: float = 1.0):
         self.shares, self._add, self._unit = list(shares), add, unit
-        # whether the whole batch's loss is the sum of the towers' losses; else it is their mean
-        self.losses_add_up: Callable[[], bool] = lambda: False
+        self.losses_add_up: Callable[[], bool] = lambda: (
+            False
+        )  # whether the towers' losses are sums; else they are means
         self.have_met = False  # whether gradients were averaged
         self._first_tower: Tower | None = None
         self._means: dict[Any, list[Gradient]] = {}  # {reference of a mean of gradients: over towers, the gradients}
-
-    @property
-    def weights(self) -> list[Weight]:
-        """The weights of the towers' losses, and so of their gradients, in the whole batch's."""
-        return [self._unit] * len(self.shares) if self.losses_add_up() else self.shares
 
     def means(self, per_tower: PerTower) -> list[tf.Tensor]:
         """Returns the means of floating-point tensors, and the sums of others over towers with examples."""
         sums = []
         for values in zip(*per_tower, strict=True):
             counted = self.shares if values[0].dtype.is_floating else list(map(tf.math.ceil, self.shares))
-            sums.append(_weighted_sum(values, counted))
+            sums.append(tf.add_n(_weighted(values, counted)))
         return self._add(sums)
 
     def total(self, losses: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns the loss of the whole batch from these towers' losses."""
-        return self._add([_weighted_sum(losses, self.weights)])[0]
+        weights = [self._unit] * len(losses) if self.losses_add_up() else self.shares
+        return self._add([tf.add_n(_weighted(losses, weights))])[0]
 
-    def _share_of_loss(self, place: int) -> Weight | None:
-        """Returns a tower's weight in means divided by its loss's weight; None if they are equal."""
-        return self.shares[place] / self._unit if self.losses_add_up() else None
-
-    def gradients(self, per_tower: Sequence[GradientsAndVariables]) -> GradientsAndVariables:
-        """Returns the gradients of the whole batch's loss; sparse ones stay sparse."""
+    def gradients(
+        self, per_tower: Sequence[GradientsAndVariables], weights: Sequence[Weight] | None = None
+    ) -> GradientsAndVariables:
+        """Returns the sums of gradients, or the weighted ones; sparse ones stay sparse."""
         variables, local = [variable for _, variable in per_tower[0]], []
         for variable, pairs in zip(variables, zip(*per_tower, strict=True), strict=True):
             with tf.device(placement.of(variable)):
-                local.append(_weighted_gradient([grad for grad, _ in pairs], self.weights, variable.shape))
+                local.append(_total_gradient([grad for grad, _ in pairs], weights, variable.shape))
         return list(zip(self._add(local), variables, strict=True))
 
     @contextlib.contextmanager
@@ -87,48 +83,44 @@ class Averages:
         """Returns the means over all towers of all workers, weighted by their examples, of floating-point tensors of
         equal shapes: as batch normalisation over the whole batch needs. All travel together, in one exchange.
 
-        Their gradients are exact, of any order: backwards towers meet for the mean of the gradients.
+        Their gradients are exact, of any order.
         """
-        tower, values = meeting.current(), list(values)
+        tower = meeting.current()
         if tower is None or tower.count == 1:
-            return values
+            return list(values)
+        return self.sum([_scalar(self.shares[tower.place], each.dtype) * each for each in values], what)
+
+    def sum(self, values: Sequence[tf.Tensor], what: str) -> list[tf.Tensor]:
+        """Returns in a tower the sums over all towers, which meet backwards for the sums of their gradients."""
+        tower, values = meeting.current(), list(values)
         tower.means += 1
         what = f"{what} (no. {tower.means})"  # backwards towers must meet for the same one
-        means = meeting.meet(values, self.means, what)
+        sums = meeting.meet(
+            values, lambda asked: self._add([tf.add_n(each) for each in zip(*asked, strict=True)]), what
+        )
 
-        @tf.custom_gradient  # of the means too, or variables that they were computed from would count as the function's
+        @tf.custom_gradient  # of the sums too, or variables that they were computed from would count as the function's
         def with_gradient(*tensors):
             def gradient(*grads):
-                return *self.gradients_of_means(grads, what), *(None for _ in grads)
+                return *self.sum(grads, f"the gradient of {what}"), *(None for _ in grads)
 
             return [tf.identity(each) for each in tensors[len(values) :]], gradient
 
-        return with_gradient(*values, *means)
-
-    def gradients_of_means(self, grads: Sequence[tf.Tensor], what: str) -> list[tf.Tensor]:
-        """Returns the gradients with respect to a tower's values, from those with respect to their means."""
-        what = f"the gradient of {what}"
-        if (share := self._share_of_loss(meeting.current().place)) is None:
-            return self.mean(grads, what)
-        shares = [_scalar(share, grad.dtype) for grad in grads]
-        means = self.mean(map(tf.math.divide_no_nan, grads, shares), what)
-        return list(map(tf.multiply, means, shares))
+        return with_gradient(*values, *sums)
 
     def _taken(
         self, compute: Callable, targets: Sequence, sources: Sequence | None, is_recorded: bool
     ) -> list[Gradient]:
-        """Computes gradients in a tower. Those of variables are means over all towers, except in a branch, a loop or a
-        tf.function, where towers cannot meet."""
-        tower, factors = meeting.current(), [None] * len(targets)
-        if tower is None or tower.count == 1 or _is_backward.get() or not meeting.can_meet():
-            return [grad for grad, _ in compute(factors)]
-        if sources is None or any(map(_is_variable, sources)):
-            factors = [self._sum_of_examples(tower, target) for target in targets]
-        if any(factor is not None for factor in factors) and not all(map(_is_variable, sources or ())):
-            raise errors.GraphError(
-                "Gradients of a loss that has a value for each example are asked of variables and of other tensors at "
-                "once. Ask for one after the other, or take the loss's mean over the examples."
-            )
+        """Computes gradients in a tower. Those of variables are of the whole batch's loss, except in a branch, a loop
+        or a tf.function, where towers cannot meet."""
+        tower = meeting.current()
+        if (
+            tower is None or tower.count == 1 or _is_backward.get() or not meeting.can_meet()
+            or not (sources is None or any(map(_is_variable, sources)))
+        ):  # fmt: skip
+            return [grad for grad, _ in compute(None)]
+        weights = [self._unit if self._adds_up(tower, each) else self.shares[tower.place] for each in targets]
+        factors = [_scalar(weight, each.dtype.base_dtype) for weight, each in zip(weights, targets, strict=True)]
         with compat.holding(_is_backward, True):  # gradients that a gradient is computed by are parts of it
             pairs = compute(factors)
         asked = [i for i, (_, source) in enumerate(pairs) if _is_variable(source)]
@@ -138,17 +130,16 @@ class Averages:
             grads[i] = mean
         return grads
 
-    def _sum_of_examples(self, tower: Tower, target: tf.Tensor) -> tf.Tensor | None:
-        """Returns a factor of a target that has a value for each example, whose gradients TensorFlow adds up: with it
-        the mean over towers is the sum over all examples. None for others, such as those of joined rows."""
-        if self.losses_add_up() or not target.shape.rank:
-            return None
+    def _adds_up(self, tower: Tower, target: tf.Tensor) -> bool:
+        """Returns whether a target is a sum over examples, or has a value for each, which TensorFlow adds up; else it
+        is a mean, or of joined rows."""
+        if not target.shape.rank:
+            return self.losses_add_up()
         rows = tf.compat.dimension_value(target.shape[0])
         sizes = [tf.compat.dimension_value(out.shape[0]) for op in tower.batch for out in op.outputs if out.shape.rank]
         own = tower.batch | {kept.op for kept, _ in tower.draws}
-        if rows and not any(size and rows % size == 0 for size in sizes) or not own & _sources(target, tower.joined):
-            return None
-        return tf.math.divide_no_nan(*(_scalar(each, tf.float64) for each in (self._unit, self.shares[tower.place])))
+        is_of_rows = rows is None or any(size and rows % size == 0 for size in sizes)
+        return is_of_rows and bool(own & _sources(target, tower.joined))
 
     def _differentiable(self, mine: Gradient, mean: Gradient, what: str) -> Gradient:
         """Returns a mean of gradients, with its gradient."""
@@ -162,7 +153,7 @@ class Averages:
                         f"{what}: the gradient of a gradient that is rows of a table is not averaged over towers. "
                         "Compute such a penalty without the table, or train in one tower."
                     )
-                return self.gradients_of_means([grad], what)[0], None
+                return self.sum([grad], f"the gradient of {what}")[0], None
 
             return tf.identity(tensor), gradient
 
@@ -200,7 +191,7 @@ class Averages:
         if self._first_tower.count == 1:
             return per_tower[0]
         apart = [i for i, (grad, _) in enumerate(per_tower[0]) if not self._is_of_means(_tensor(grad))]
-        averaged = self.gradients([[pairs[i] for i in apart] for pairs in per_tower])
+        averaged = self.gradients([[pairs[i] for i in apart] for pairs in per_tower], self.shares)
         means = dict(zip(apart, averaged, strict=True))
         return [means.get(i, pair) for i, pair in enumerate(per_tower[0])]
 
@@ -248,15 +239,24 @@ def _scalar(weight: Weight, dtype: tf.DType) -> tf.Tensor:
     return tf.cast(weight, dtype) if tf.is_tensor(weight) else tf.constant(weight, dtype)  # cast takes it for float32
 
 
-def _weighted_sum(values: Sequence[tf.Tensor], weights: Sequence[Weight]) -> tf.Tensor:
-    if isinstance(first := weights[0], float) and all(weight is first or weight == first for weight in weights):
-        return tf.add_n(values) * first if first != 1 else tf.add_n(values)
-    return tf.add_n([_scalar(weight, each.dtype) * each for weight, each in zip(weights, values, strict=True)])
+def _weighted(values: Sequence[tf.Tensor], weights: Sequence[Weight] | None) -> Sequence[tf.Tensor]:
+    if weights is None:
+        return values
+    return [_scalar(weight, each.dtype) * each for weight, each in zip(weights, values, strict=True)]
 
 
-def _weighted_gradient(grads: Sequence[Gradient], weights: Sequence[Weight], shape) -> Gradient:
+def _total_gradient(grads: Sequence[Gradient], weights: Sequence[Weight] | None, shape) -> Gradient:
     if not all(isinstance(grad, tf.IndexedSlices) for grad in grads):
-        return tf.ensure_shape(_weighted_sum(list(map(tf.convert_to_tensor, grads)), weights), shape)
-    values = [_scalar(weight, grad.dtype) * grad.values for weight, grad in zip(weights, grads, strict=True)]
-    rows = tf.ensure_shape(tf.concat(values, 0), [None, *shape[1:]])
-    return tf.IndexedSlices(rows, tf.concat([grad.indices for grad in grads], 0), grads[0].dense_shape)
+        total = tf.add_n(_weighted(list(map(tf.convert_to_tensor, grads)), weights))
+        if all(map(_is_of_float16, grads)):  # one device adds its examples up in float16, where the sum may overflow
+            total = tf.cast(tf.cast(total, tf.float16), total.dtype)
+        return tf.ensure_shape(total, shape)
+    rows = tf.concat(_weighted([grad.values for grad in grads], weights), 0)
+    indices = tf.concat([grad.indices for grad in grads], 0)
+    return tf.IndexedSlices(tf.ensure_shape(rows, [None, *shape[1:]]), indices, grads[0].dense_shape)
+
+
+def _is_of_float16(grad: Gradient) -> bool:
+    """Returns whether layers that compute in float16 give the gradient of a variable, perhaps beside a regularizer."""
+    ends = [grad.op, *(each.op for each in grad.op.inputs)] if grad.op.type == "AddN" else [grad.op]
+    return any(op.type == "Cast" and op.inputs[0].dtype == tf.float16 for op in ends)

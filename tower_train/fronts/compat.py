@@ -413,22 +413,18 @@ def gradients_by(take: Callable[[Callable, Sequence, Sequence | None, bool], lis
     """Lets take(compute, targets, sources, whether gradients may be differentiated) return the gradients of
     tf.gradients, GradientTape.gradient and compute_gradients in this thread within this block.
 
-    compute(over targets, a scalar by which their gradients are multiplied, or None) returns gradients with their
+    compute(None, or over targets a scalar by which their gradients are multiplied) returns gradients with their
     sources; sources are None if only `compute` knows which variables they are.
     """
-
-    def times(factor: tf.Tensor | None, tensor):
-        return tensor if factor is None else tf.cast(factor, tensor.dtype.base_dtype) * tensor
 
     def of_tape(gradient, tape, target, sources, output_gradients=None, *args, **kwargs):
         targets, asked = tf.nest.flatten(target), tf.nest.flatten(sources)
 
         def compute(factors):
             seeds = output_gradients
-            if any(factor is not None for factor in factors):
-                given = [None] * len(targets) if seeds is None else tf.nest.flatten(seeds)
-                ones = [tf.ones_like(t) if seed is None else seed for t, seed in zip(targets, given, strict=True)]
-                seeds = list(map(times, factors, ones))
+            if factors:
+                given = list(map(tf.ones_like, targets)) if seeds is None else tf.nest.flatten(seeds)
+                seeds = list(map(operator.mul, factors, given))
             grads = gradient(tape, target, sources, seeds, *args, **kwargs)
             return list(zip(tf.nest.flatten(grads), asked, strict=True))
 
@@ -438,7 +434,8 @@ def gradients_by(take: Callable[[Callable, Sequence, Sequence | None, bool], lis
         targets, sources = (each if isinstance(each, (list, tuple)) else [each] for each in (ys, xs))
 
         def compute(factors):
-            return list(zip(gradients(list(map(times, factors, targets)), xs, *args, **kwargs), sources, strict=True))
+            parts = list(map(operator.mul, factors, targets)) if factors else ys
+            return list(zip(gradients(parts, xs, *args, **kwargs), sources, strict=True))
 
         return take(compute, targets, sources, True)
 
@@ -448,7 +445,8 @@ def gradients_by(take: Callable[[Callable, Sequence, Sequence | None, bool], lis
         pairs = []
 
         def compute(factors):
-            pairs.extend(compute_gradients(optimizer, times(factors[0], loss), *args, **kwargs))
+            part = factors[0] * loss if factors else loss
+            pairs.extend(compute_gradients(optimizer, part, *args, **kwargs))
             return pairs
 
         return list(zip(take(compute, [loss], None, True), [variable for _, variable in pairs], strict=True))

@@ -27,12 +27,6 @@ def once(function: Callable[[], Any]):
     return function() if step is None else step.meet(None, lambda _: step.once(function), "steps.once")
 
 
-def weighted(loss: tf.Tensor) -> tf.Tensor:
-    """Returns a loss, which each tower computes of joined rows, by the share of its examples: see Step.weighted."""
-    step = running()
-    return loss if step is None else step.weighted(loss)
-
-
 def join(tensors):
     """Returns the rows of all towers, in the order of the batch, on each tower's device; gradients go to the towers of
     the rows. Outside of towers, the tensors.
@@ -78,7 +72,7 @@ def _joined(step: Step, mine, whole):
 
     def gradient(grad):
         if mine.shape.rank == 0:
-            return step.whole.gradients_of_means([grad], "a mean")[0], None
+            return step.whole.gradient_of_mean(grad), None
         merge = lambda asked: step.whole.gradients_of_rows(*zip(*asked, strict=True))  # noqa: E731
         over_towers = step.meet((grad, tf.shape(mine)[0]), merge, "the gradient of steps.join")
         my_grad = over_towers[meeting.current().place]

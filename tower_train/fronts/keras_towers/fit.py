@@ -6,14 +6,14 @@ import tensorflow as tf
 from tower_train import console, errors
 from tower_train.fronts import compat, parts
 from tower_train.fronts.keras_building import features_fault, output_names
-from tower_train.fronts.keras_towers.calls import join_batch, once, weighted
+from tower_train.fronts.keras_towers.calls import join_batch, once
 
 
 def train(model: keras.Model, data):
     """Does a step of fit; the loss is computed on the rows of all towers, as on one device."""
     with tf.GradientTape() as tape:
         loss, measure = _loss_of_all(model, data, training=True)
-        scaled = weighted(model.optimizer.scale_loss(loss))
+        scaled = model.optimizer.scale_loss(loss)
     weights = model.trainable_weights
     if weights:
         model.optimizer.apply_gradients(zip(tape.gradient(scaled, weights), weights, strict=True))

@@ -41,7 +41,7 @@ class Step:
 
     def __init__(self, parallel, data, exchange: Exchange):
         devices, self.model, self._parallel, self._exchange = parallel.towers, parallel.template, parallel, exchange
-        self.whole = Whole(self.model, data, len(devices), exchange, parallel.merge_device)
+        self.whole = Whole(data, len(devices), exchange, parallel.merge_device)
         self._parts = self.whole.parts
         self._added_losses: list[dict[int, set]] = [{} for _ in devices]
         self._scopes, self._is_first_turn = [_StepScope() for _ in devices], True
@@ -135,12 +135,6 @@ class Step:
                     f"{variable.path} gets {what}, each for its part of the batch: one device may differ. In a "
                     "train_step call steps.once(function) with a function that assigns.",
                 )
-
-    def weighted(self, loss: tf.Tensor) -> tf.Tensor:
-        """Returns a tower's loss by the share of its examples. From then on gradients are of such losses: they are
-        added, and those of joined rows stay as small in float16 as one device's."""
-        self.whole.losses_add_up = lambda: True
-        return loss * tf.cast(self._parts[meeting.current().place].share, loss.dtype)
 
     def once(self, function: Callable[[], Any]):
         """Calls the function; what it assigns and returns is what it assigns and returns in the first of all towers."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from tower_train.fronts import compat, parts
+from tower_train.fronts import compat, meeting, parts
 from tower_train.fronts.averages import Averages
 from tower_train.fronts.keras_towers.exchange import Exchange
 from tower_train.graph import gradients
@@ -18,14 +18,11 @@ class Whole(Averages):
     """The batch of a step, of which `here` towers of each process have parts. Their values and gradients become those
     of the whole batch; rows are joined on `device`."""
 
-    def __init__(self, model: keras.Model, data, here: int, exchange: Exchange, device: str):
+    def __init__(self, data, here: int, exchange: Exchange, device: str):
         self._exchange, self._device, self._first = exchange, device, here * exchange.rank
         self.count = here * exchange.size  # of all towers
         self.parts = parts.split(data, self._first, here, self.count)
         super().__init__([part.share for part in self.parts], self._add)
-        self._dtypes = {
-            id(v): layer.compute_dtype for layer in compat.sublayers(model) for v in layer.trainable_weights
-        }
 
     def rows(self, tensors: Sequence[Sequence]) -> list:
         """Joins the towers' rows of tensors, less those of towers without examples, and what Keras attached to them.
@@ -60,30 +57,29 @@ class Whole(Averages):
         found |= zip(others, self.rows([[leaves[i] for leaves in per_tower] for i in others]), strict=True)
         return keras.tree.pack_sequence_as(structures[0], list(found.values()))
 
+    def gradient_of_mean(self, grad: tf.Tensor) -> tf.Tensor:
+        """Returns in a tower the gradient of its scalar, from that of the mean."""
+        share = self.shares[meeting.current().place]
+        return tf.cast(share, grad.dtype) * self.sum([grad], "the gradient of a mean")[0]
+
     def gradients_of_rows(self, grads: Sequence[tf.Tensor], counts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns over towers the gradient of their rows of a joined tensor.
 
         grads: of the joined tensor, over towers. counts: of rows, over towers.
         """
-        total = self.total(list(map(tf.convert_to_tensor, grads)))
+        [total] = self._add([tf.add_n(list(map(tf.convert_to_tensor, grads)))])
         counts = [tf.where(part.share > 0, count, 0) for part, count in zip(self.parts, counts, strict=True)]
         [all_counts] = self._exchange.rows([tf.stack(counts)])
         begins = tf.unstack(tf.cumsum(all_counts, exclusive=True)[self._first :][: len(counts)], len(counts))
-        return [
-            tf.math.divide_no_nan(total[begin : begin + count], tf.cast(weight, total.dtype))
-            for begin, count, weight in zip(begins, counts, self.weights, strict=True)
-        ]
+        return [total[begin : begin + count] for begin, count in zip(begins, counts, strict=True)]
 
-    def gradients(self, per_tower):
+    def gradients(self, per_tower, weights=None):
         """Returns the gradients of the whole batch's loss, with the slices that one device would have."""
-        total = []
-        for (whole, variable), (first, _) in zip(super().gradients(per_tower), per_tower[0], strict=True):
-            if isinstance(whole, tf.IndexedSlices):
-                whole = whole if _are_of_examples(first.indices) else gradients.sum_rows(whole)
-            elif self._dtypes.get(id(variable)) == "float16":  # one device sums in float16, where the sum may overflow
-                whole = tf.cast(tf.cast(whole, tf.float16), whole.dtype)
-            total.append((whole, variable))
-        return total
+        return [
+            (whole if not isinstance(whole, tf.IndexedSlices) or _are_of_examples(first.indices)
+             else gradients.sum_rows(whole), variable)
+            for (whole, variable), (first, _) in zip(super().gradients(per_tower, weights), per_tower[0], strict=True)
+        ]  # fmt: skip
 
     def _add(self, tensors: Sequence) -> list:
         """Returns sums over processes; of IndexedSlices those with the rows of all."""
