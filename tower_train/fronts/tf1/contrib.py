@@ -9,7 +9,6 @@ import types
 import numpy as np
 import tensorflow as tf
 import tf_keras
-from tf_keras.api._v1.keras.__internal__.legacy import layers as tf_layers
 
 from tower_train import errors
 from tower_train.data import idx
@@ -96,7 +95,7 @@ deprecated_flipped_sparse_softmax_cross_entropy_with_logits = _flipped(v1.nn.spa
 def _Linear(args, output_size, build_bias, bias_initializer=None, kernel_initializer=None):  # noqa: N802
     """tf.contrib.rnn's: multiplies the joined arguments by a kernel."""
     begin, scope = bias_initializer or v1.zeros_initializer(), v1.get_variable_scope()
-    dense = tf_layers.Dense(output_size, None, build_bias, kernel_initializer, begin, _scope=scope)
+    dense = v1.layers.Dense(output_size, None, build_bias, kernel_initializer, begin, _scope=scope)
     return lambda args: dense(tf.concat(tf.nest.flatten(args), 1))
 
 
