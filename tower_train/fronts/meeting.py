@@ -39,12 +39,20 @@ class Tower:
     means: int = 0  # number of means so far
     batch: frozenset[tf.Operation] = frozenset()  # operations whose outputs are its part of the batch
     draws: Sequence[Drawn] = ()  # those cut by example so far
+    # Variables that Keras layers and metrics assign to, each with its value, where a graph does not do so itself.
+    assigned: list[tuple[tf.Variable, tf.Tensor]] = dataclasses.field(default_factory=list)
     joined: set[tf.Operation] = dataclasses.field(default_factory=set)  # whose outputs are its copies of joined rows
 
 
 def current() -> Tower | None:
     """Returns the tower whose program this thread runs; None elsewhere, and within a meeting."""
     return _current.get()
+
+
+def owner(of: type) -> Any:
+    """Returns the owner of the towers of which this thread runs one, if it is of this class; None elsewhere."""
+    tower = current()
+    return tower.towers.owner if tower and isinstance(tower.towers.owner, of) else None
 
 
 class Towers:
@@ -55,15 +63,17 @@ class Towers:
       first, count: the first one's index among the towers of all workers, and their number.
       inside: tower -> context manager in which its program runs, in its thread.
       turn: tower -> context manager around each of its turns, for state that the process or the graph shares.
+      owner: of the program's step, for those who know what that is.
     """
 
     def __init__(
         self, devices: Sequence[str], first: int = 0, count: int | None = None,
         inside: Callable[[Tower], contextlib.AbstractContextManager] = contextlib.nullcontext,
         turn: Callable[[Tower], contextlib.AbstractContextManager] = contextlib.nullcontext,
+        owner: Any = None,
     ):  # fmt: skip
-        self._towers = [Tower(self, i, first + i, count or len(devices), name) for i, name in enumerate(devices)]
-        self._inside, self._turn = inside, turn
+        self.towers = [Tower(self, i, first + i, count or len(devices), name) for i, name in enumerate(devices)]
+        self._inside, self._turn, self.owner = inside, turn, owner
         self._threads: list[_Thread] = []
 
     def run(self, function: Callable[[Tower], Any]) -> list:
@@ -72,15 +82,15 @@ class Towers:
         Raises GraphError if towers meet at different places, or not equally often.
         """
         self._graph, self._flow = v1.get_default_graph(), compat.control_flow()
-        if len(self._towers) == 1:  # in the program's own thread
-            [tower] = self._towers
+        if len(self.towers) == 1:  # in the program's own thread
+            [tower] = self.towers
             with self._turn(tower):
                 return [self._program(tower, function, contextlib.nullcontext)()]
         inherit = compat.thread_state()
-        self._threads = [_Thread(self._program(tower, function, inherit)) for tower in self._towers]
+        self._threads = [_Thread(self._program(tower, function, inherit)) for tower in self.towers]
         try:
             while True:
-                for tower, thread in zip(self._towers, self._threads, strict=True):
+                for tower, thread in zip(self.towers, self._threads, strict=True):
                     with compat.op_attributes(thread.op_attributes), self._turn(tower):
                         thread.resume()
                     if thread.error:
@@ -122,10 +132,10 @@ class Towers:
 
     def _check_place(self) -> None:
         places = ["the end of its program" if thread.is_done else thread.what for thread in self._threads]
-        for tower, place in zip(self._towers, places, strict=True):
+        for tower, place in zip(self.towers, places, strict=True):
             if place != places[0]:
                 raise errors.GraphError(
-                    f"tower_{self._towers[0].index} is at {places[0]}, where all towers must meet, and "
+                    f"tower_{self.towers[0].index} is at {places[0]}, where all towers must meet, and "
                     f"tower_{tower.index} at {place}. The program must do the same in each tower."
                 )
 

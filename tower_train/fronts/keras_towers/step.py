@@ -30,8 +30,7 @@ from tower_train.graph.gradients import GradientsAndVariables
 Program = Callable[[keras.Model, Any], Any]  # (model, batch) -> what the step returns
 Update = tuple[keras.optimizers.Optimizer, GradientsAndVariables]
 
-# The step that runs in this thread, or the list that notes updates of a program in no tower.
-_current: contextvars.ContextVar["Step | list[Update] | None"] = contextvars.ContextVar("step", default=None)
+_noted: contextvars.ContextVar[list[Update] | None] = contextvars.ContextVar("updates", default=None)
 _LONG_SECS = 10  # of silence before the first step
 
 
@@ -50,7 +49,7 @@ class Step:
         normalizing = [each for each in compat.sublayers(self.model) if isinstance(each, known)]
         self._known = {id(variable) for layer in normalizing for variable in layer.variables}
         first = len(devices) * exchange.rank
-        self._towers = meeting.Towers(devices, first, self.whole.count, self._inside, self._turn)
+        self._towers = meeting.Towers(devices, first, self.whole.count, self._inside, self._turn, self)
 
     def run(self, program: Program) -> list:
         """Runs a program in all towers; returns over towers what it returned."""
@@ -60,7 +59,7 @@ class Step:
             self.meet(None, lambda _: None, "the end of the step")
             return result
 
-        with compat.holding(_current, self), normalization.over_towers(), contextlib.ExitStack() as stack:
+        with normalization.over_towers(), contextlib.ExitStack() as stack:
             for layer in compat.sublayers(self.model):
                 if getattr(layer, "synchronized", False):  # over all towers as others are, and by no strategy
                     stack.enter_context(compat.replaced(layer, "synchronized", False))
@@ -189,19 +188,18 @@ class _StepScope(TowerScope):
 
 def running() -> Step | None:
     """Returns the step whose program runs in this tower; None outside of towers, and within a meeting."""
-    return _current.get() if meeting.current() else None
+    return meeting.owner(Step)
 
 
 def noted_updates() -> list[Update] | None:
     """Returns the list of updates, if this is within a block of `updates_noted`."""
-    updates = _current.get()
-    return updates if isinstance(updates, list) else None
+    return _noted.get()
 
 
 @contextlib.contextmanager
 def updates_noted() -> Iterator[list[Update]]:
     """Notes the updates of optimizers within this block, in no tower: (optimizer, its gradients and variables)."""
-    with compat.holding(_current, updates := []):
+    with compat.holding(_noted, updates := []):
         yield updates
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.fronts import compat, keras_building
+from tower_train.fronts import compat, keras_building, meeting
 from tower_train.fronts.scope import TowerScope
-from tower_train.fronts.tf_estimator import library, towers, training
+from tower_train.fronts.tf_estimator import library, towers
 from tower_train.fronts.tf_estimator.tower_estimator import Estimator
 
 v1 = tf.compat.v1
@@ -88,7 +88,7 @@ class _KerasModelFn:
         if not is_training:
             update = towers.assign((sums[id(v)], measured.get_current_value(v)) for v in model.metrics_variables)
             return library.api.EstimatorSpec(mode, predictions, loss, eval_metric_ops=_metrics(model, sums, update))
-        towers.assigned().extend((graphs[id(v)], value) for v, value in scope.assigned.values())
+        meeting.current().assigned.extend((graphs[id(v)], value) for v, value in scope.assigned.values())
         trained = [graphs[id(v)] for v in model.trainable_variables]
         train_op = self._optimizer.minimize(loss, v1.train.get_global_step(), trained)
         return library.api.EstimatorSpec(mode, predictions, loss, train_op)
@@ -160,7 +160,8 @@ class KerasOptimizer:
                 return done(tf.convert_to_tensor(counted))
 
         scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-        return training.CURRENT.get().update(optimizer, zip(grads, weights, strict=True), apply, looks_itself=scales)
+        training = meeting.current().towers.owner
+        return training.update(optimizer, zip(grads, weights, strict=True), apply, looks_itself=scales)
 
 
 def _stored_in(weight: tf.Variable) -> keras.Variable:
@@ -192,10 +193,10 @@ def _metric_pair(name: str, metric):
     Raises:
       GraphError: it is not updated, or more than once.
     """
-    if not isinstance(metric, keras.Metric) or towers.assigned() is None:
+    if not isinstance(metric, keras.Metric) or meeting.current() is None:
         return metric
     variables = {id(v.value): v.value for v in metric.variables}
-    assigned = [(variable, value) for variable, value in towers.assigned() if id(variable) in variables]
+    assigned = [(variable, value) for variable, value in meeting.current().assigned if id(variable) in variables]
     if not assigned or len(assigned) != len({id(variable) for variable, _ in assigned}):
         raise errors.GraphError(
             f"eval_metric_ops[{name!r}]: call update_state once in a model_fn, where each call begins at the same "

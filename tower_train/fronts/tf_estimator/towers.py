@@ -1,7 +1,6 @@
 """A model_fn called once per tower, with the same variables in all."""
 
 import contextlib
-import contextvars
 import functools
 import itertools
 import random
@@ -14,7 +13,7 @@ from tower_train.fronts import compat, meeting, parts, placement
 from tower_train.fronts.draws import draw_whole, drawn_for_more, rows_of_draw
 from tower_train.fronts.meeting import Tower
 from tower_train.fronts.tf_estimator.library import api
-from tower_train.fronts.tf_estimator.training import CURRENT, Training
+from tower_train.fronts.tf_estimator.training import Training
 from tower_train.graph import random_state, xla
 from tower_train.graph.devices import HOST
 
@@ -23,15 +22,6 @@ v1 = tf.compat.v1
 _OF_ONE_TOWER = (v1.GraphKeys.LOSSES, v1.GraphKeys.UPDATE_OPS, v1.GraphKeys.SUMMARIES)
 _ASSIGNMENTS = ("assign", "assign_add", "assign_sub", "scatter_add", "scatter_sub", "scatter_update",
                 "scatter_nd_add", "scatter_nd_sub", "scatter_nd_update")  # fmt: skip
-
-Assigned = list[tuple[tf.Variable, tf.Tensor]]
-_assigned: contextvars.ContextVar[Assigned | None] = contextvars.ContextVar("assigned", default=None)
-
-
-def assigned() -> Assigned | None:
-    """Returns the variables that Keras layers and metrics of the model_fn that is being called assign to (moving
-    averages, seeds, sums), each with its new value: in a graph Keras does not do so itself. None elsewhere."""
-    return _assigned.get()
 
 
 def assign(pairs) -> tf.Operation:
@@ -59,7 +49,6 @@ class ModelTowers:
 
     def __init__(self, training: Training, devices: Sequence[str], batches: Sequence[tuple], seed: int | None):
         self._training, self._batches = training, list(batches)
-        self._assigned: list[Assigned] = [[] for _ in devices]
         self._assignments: list[tf.Operation] = []  # of what is noted there
         self._num_assigned = 0
         self._created: dict[str, list[tf.Variable]] = {}  # by the first tower, by name
@@ -72,7 +61,7 @@ class ModelTowers:
         self._balance = placement.Balance(devices)
         first, count = training.worker * len(devices), len(devices) * training.all_reduce.num_workers
         self._sizes = self._sizes_of_all(first, count) if count > 1 else []
-        self._towers = meeting.Towers(devices, first, count, self._inside, self._turn)
+        self._towers = meeting.Towers(devices, first, count, self._inside, self._turn, training)
 
     def call(self, model_fn: Callable, mode: str) -> api.EstimatorSpec:
         """Calls model_fn(features, labels) in all towers.
@@ -87,7 +76,7 @@ class ModelTowers:
             self._only_by_the_first(variable)
         if mode == api.ModeKeys.TRAIN:
             self._training.before_update = self._assign_noted
-        with compat.holding(CURRENT, self._training), normalization.over_towers():
+        with normalization.over_towers():
             specs = self._towers.run(lambda tower: model_fn(*self._batches[tower.place]))
         if self._training.is_compiled:
             xla.leave_out_other_devices(v1.get_default_graph())
@@ -133,19 +122,18 @@ class ModelTowers:
     @contextlib.contextmanager
     def _inside(self, tower: Tower) -> Iterator[None]:
         """Calls of model_fn in a tower draw by example, share variables, and keep Keras layers from assigning."""
-        mine, reuse = self._assigned[tower.place], v1.AUTO_REUSE if tower.place else None
+        reuse = v1.AUTO_REUSE if tower.place else None
 
         def assign_later(assign, variable, value):
             if meeting.current() is None:  # an optimizer's update
                 return assign(variable, value)
-            return mine.append((variable.value, tf.cast(value, variable.value.dtype)))
+            return tower.assigned.append((variable.value, tf.cast(value, variable.value.dtype)))
 
         # One tower's may be no data set's, and a dict with keys that cannot be sorted.
         batch = tf.nest.flatten(self._batches[tower.place], expand_composites=True) if tower.count > 1 else []
         inputs, scope = [each for each in batch if tf.is_tensor(each)], v1.get_variable_scope()
         shared, prefix = functools.partial(self._get, tower), f"tower_{tower.place}/"
         with (
-            compat.holding(_assigned, mine),
             compat.fresh_layer_names(),  # so that a checkpoint fits each graph of a model
             compat.intercepted_assignments(assign_later),
             self._drawn_by_example(tower) as tower.draws,
@@ -237,8 +225,9 @@ class ModelTowers:
         """Assigns what the Keras layers of all towers do, as far as that is not done: the mean over the towers of all
         workers to floating-point variables such as moving averages, the first tower's value to others such as seeds.
         By the ops that this waits for, layers must have read what is assigned. Returns the ops."""
-        begin, self._num_assigned = self._num_assigned, len(self._assigned[0])
-        noted = [mine[begin : self._num_assigned] for mine in self._assigned]
+        all_noted = [tower.assigned for tower in self._towers.towers]
+        begin, self._num_assigned = self._num_assigned, len(all_noted[0])
+        noted = [mine[begin : self._num_assigned] for mine in all_noted]
         floating = [i for i, (variable, _) in enumerate(noted[0]) if variable.dtype.is_floating]
         means = self._training.averages.means(
             [[tf.ensure_shape(mine[i][1], mine[i][0].shape) for i in floating] for mine in noted]

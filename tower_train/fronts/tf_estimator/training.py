@@ -1,7 +1,6 @@
 """One call of Estimator.train: means over its towers, and updates by them, where and when model_fn makes them."""
 
 import contextlib
-import contextvars
 import functools
 import itertools
 import re
@@ -22,8 +21,6 @@ from tower_train.graph.devices import HOST, Devices
 from tower_train.graph.gradients import GradientsAndVariables
 
 v1 = tf.compat.v1
-# The training for which optimizers that towers call update.
-CURRENT: contextvars.ContextVar["Training | None"] = contextvars.ContextVar("training", default=None)
 _NOT_FINITE = "tower_train: not finite"
 
 # Of this process with others, which keep what a key was used for. All have as many.
@@ -136,7 +133,7 @@ def _averaging(apply_gradients: Callable, owner: type) -> Callable:
 
     @functools.wraps(apply_gradients)
     def in_all_towers(optimizer, grads_and_vars, *args, **kwargs):
-        training = CURRENT.get() if meeting.current() else None
+        training = meeting.owner(Training)
         if training is None:
             return apply_gradients(optimizer, grads_and_vars, *args, **kwargs)
         apply = lambda means: apply_gradients(optimizer, means, *args, **kwargs)  # noqa: E731
