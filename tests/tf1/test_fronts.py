@@ -19,7 +19,7 @@ for towers in (1, 3):
     model = tf.keras.Sequential(layers)
     model.set_weights([np.ones_like(each) / 4 for each in model.get_weights()])
     parallel = model if towers == 1 else tf.keras.utils.multi_gpu_model(model, gpus=towers)
-    optimizer = tf.train.GradientDescentOptimizer(0.1)
+    optimizer = tf.train.MomentumOptimizer(0.1, 0.9)  # with variables of its own
     parallel.compile(loss="mse", optimizer=optimizer if towers == 1 else tf.keras.optimizers.TFOptimizer(optimizer))
     parallel.fit(x, y, batch_size=5, epochs=2, verbose=0, shuffle=False)
     print([each.tolist() for each in model.get_weights()])

@@ -91,6 +91,16 @@ def test_a_name_that_is_not_there_ends_a_program_in_one_line(tmp_path):
     assert "old.py:4: tensorflow.contrib.crf.crf_decode is not there" in last and "Traceback" not in done.stderr
 
 
+def test_a_strategy_for_keras_is_refused_in_one_line(tmp_path):
+    model = "tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(2,))])"
+    strategy = "tf.contrib.distribute.MirroredStrategy(num_gpus=2)"
+    source = f"import tensorflow as tf\nmodel = {model}\nmodel.compile('sgd', 'mse', distribute={strategy})\n"
+    (tmp_path / "old.py").write_text(source)
+    done = jobs.command("tower_train.tf1", "old.py", cwd=tmp_path)
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and "old.py:3: strategy." in last and "Take multi_gpu_model" in last, done.stderr
+
+
 def test_python_2_is_named(tmp_path):
     (tmp_path / "old.py").write_text("print 'hello'\n")
     done = jobs.command("tower_train.tf1", "old.py", cwd=tmp_path)

@@ -13,6 +13,7 @@ import tf_keras
 from tower_train import errors
 from tower_train.data import idx
 from tower_train.fronts import compat
+from tower_train.fronts.tf1 import views
 from tower_train.fronts.tf_estimator import library, workers
 
 v1 = tf.compat.v1
@@ -21,19 +22,19 @@ SOURCE_URL = "https://storage.googleapis.com/cvdf-datasets/mnist/"
 _DEFAULT_UID_WHITE_LIST = []  # of tf.contrib.learn.RunConfig
 
 
-def Strategy(devices=None, num_gpus=None, num_gpus_per_worker=None, **_):  # noqa: N802
+class Strategy:
     """tf.contrib.distribute's: how many towers train an Estimator, by RunConfig(train_distribute=...)."""
-    devices = [devices] if isinstance(devices, str) else list(devices or ())
-    gpus = len(tf.config.list_physical_devices("GPU"))
-    count = len(devices) or num_gpus or num_gpus_per_worker or gpus or 1
-    # RunConfig takes the number of these, and GPUs if there are any: CPUs stand in for devices without names.
-    names = devices if devices and gpus else [f"/cpu:{i}" for i in range(count)]
-    extended = types.SimpleNamespace(worker_devices=tuple(names))
-    return types.SimpleNamespace(extended=extended, num_replicas_in_sync=count, scope=_refuse_scope)
 
+    def __init__(self, devices=None, num_gpus=None, num_gpus_per_worker=None, **_):
+        devices = [devices] if isinstance(devices, str) else list(devices or ())
+        gpus = len(tf.config.list_physical_devices("GPU"))
+        self.num_replicas_in_sync = len(devices) or num_gpus or num_gpus_per_worker or gpus or 1
+        # RunConfig takes the number of these, and GPUs if there are any: CPUs stand in for devices without names.
+        names = devices if devices and gpus else [f"/cpu:{i}" for i in range(self.num_replicas_in_sync)]
+        self.extended, self.worker_devices = self, tuple(names)
 
-def _refuse_scope():
-    raise errors.ConfigError("strategy.scope() makes no towers here. Take keras.utils.multi_gpu_model(model, gpus=N).")
+    def __getattr__(self, name):  # `scope`, and what Keras' compile(distribute=) asks for
+        raise views.NoSuchName(f"strategy.{name}: strategies are for Estimators. Take multi_gpu_model(gpus=N).")
 
 
 def AllReduceCrossTowerOps(*_, **__):  # noqa: N802

@@ -68,7 +68,7 @@ tensorflow.contrib.training.HParams              OURS:HParams
 tensorflow.contrib.util                          V1 tensorflow.python.framework.tensor_util
 keras                                            tf_keras.api._v1.keras
 keras.__version__                                tf_keras:__version__
-keras.optimizers.TFOptimizer                     tf_keras.src.optimizers.optimizer_v1:TFOptimizer
+keras.optimizers.TFOptimizer                     tf_keras:optimizers.get
 keras.engine                                     tf_keras.api._v1.keras tf_keras.api._v1.keras.layers
 keras.estimator.model_to_estimator               tower_train.estimator:model_to_estimator
 keras.utils.multi_gpu_model                      tower_train.fronts.tf1.keras_models:multi_gpu_model
