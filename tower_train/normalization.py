@@ -244,12 +244,12 @@ def _scaled_and_summed(grad, inputs, mean, scale) -> tuple[tf.Tensor, tf.Tensor,
 def moments_over_towers(inputs: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns mean and variance over axes of the batches of all towers as if of one."""
     local_mean = tf.reduce_mean(inputs, axes, keepdims=True)
-    local_variance = tf.reduce_mean(tf.math.squared_difference(inputs, local_mean), axes)
-    if combine := context.current().mean:
-        [mean] = combine([local_mean])
-        [variance] = combine([local_variance + tf.squeeze(tf.math.squared_difference(local_mean, mean), axes)])
-        return tf.squeeze(mean, axes), variance
-    return _combined(tf.squeeze(local_mean, axes), local_variance)
+    combine = context.current().mean
+    [mean] = combine([local_mean]) if combine else [local_mean]
+    variance = tf.reduce_mean(tf.math.squared_difference(inputs, mean), axes)
+    if combine:
+        return tf.squeeze(mean, axes), *combine([variance])
+    return _combined(tf.squeeze(mean, axes), variance)
 
 
 def _combined(local_mean: tf.Tensor, local_variance: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

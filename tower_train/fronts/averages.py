@@ -104,7 +104,7 @@ class Averages:
             def gradient(*grads):
                 return *self.sum(grads, f"the gradient of {what}"), *(None for _ in grads)
 
-            return [tf.identity(each) for each in tensors[len(values) :]], gradient
+            return list(tensors[len(values) :]), gradient
 
         return with_gradient(*values, *sums)
 
