@@ -42,6 +42,7 @@ from tensorflow.python.ops import (
     array_ops,
     control_flow_ops,
     gen_random_ops,
+    gen_resource_variable_ops,
     gradients_util,
     lookup_ops,
     summary_ops_v2,
@@ -259,6 +260,43 @@ def move(variable: keras.Variable, device: str) -> None:
     with tf.device(device):
         variable._initialize(before.numpy())
     variable._value._unique_id = before._unique_id  # by which optimizers know it
+
+
+def updates_densely(optimizer: BaseOptimizer, grads: Sequence) -> bool:
+    """Returns whether an optimizer of Keras' own updates without branches and whole variables."""
+    has_branches = isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or (
+        optimizer.gradient_accumulation_steps or optimizer.ema_overwrite_frequency
+    )
+    is_known = type(optimizer).__module__.startswith("keras.src.")
+    return is_known and not has_branches and not any(isinstance(grad, tf.IndexedSlices) for grad in grads)
+
+
+@contextlib.contextmanager
+def assigning_last() -> Iterator[None]:
+    """Assigns to variables at the end of this block of a graph, what they are assigned in it; reads in it give the new
+    values. So XLA can compile the block as one program, which reads all variables before it assigns any."""
+    values: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}  # {id of a variable's handle: (handle, value)}
+
+    def assign(_, handle, value, **unused):
+        values[id(handle)] = handle, value
+        return values[id(handle)][1].op
+
+    def read(original, handle, dtype, **unused):
+        return values[id(handle)][1] if id(handle) in values else original(handle, dtype)
+
+    def assign_add(original, handle, value, **unused):
+        return assign(original, handle, gen_resource_variable_ops.read_variable_op(handle, value.dtype) + value)
+
+    def assign_sub(original, handle, value, **unused):
+        return assign(original, handle, gen_resource_variable_ops.read_variable_op(handle, value.dtype) - value)
+
+    kinds = {"assign": assign, "assign_add": assign_add, "assign_sub": assign_sub, "read": read}
+    with contextlib.ExitStack() as stack:
+        for name, function in kinds.items():
+            stack.enter_context(replaced_here(gen_resource_variable_ops, f"{name}_variable_op", function))
+        yield
+    for handle, value in values.values():
+        gen_resource_variable_ops.assign_variable_op(handle, value)
 
 
 @contextlib.contextmanager

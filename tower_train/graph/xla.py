@@ -5,19 +5,75 @@ An operation that is left out in the middle of a tower splits its cluster.
 """
 
 import contextlib
+import itertools
+import math
+from collections.abc import Collection, Iterator
 
 import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
 _MARK, _PART = "_XlaCompile", "_XlaScope"  # attributes of operations
+_POOLING_GRADIENT = "TowerTrainMaxPool"
 
 
 def compiled(wanted: bool, device: str, part: str = "step"):
     """Marks the operations of this block, all on one device, for XLA, if wanted. No cluster has operations of two
     devices, or of two parts of a step."""
-    # like tf.xla.experimental.jit_scope, which makes each block a part, and so many small clusters
-    marks = {_MARK: AttrValue(b=True), _PART: AttrValue(s=f"{part} {_canonical(device)}".encode())}
-    return tf.compat.v1.get_default_graph()._attr_scope(marks) if wanted else contextlib.nullcontext()
+    graph, stack = tf.compat.v1.get_default_graph(), contextlib.ExitStack()
+    if wanted:
+        # like tf.xla.experimental.jit_scope, which makes each block a part, and so many small clusters
+        marks = {_MARK: AttrValue(b=True), _PART: AttrValue(s=f"{part} {_canonical(device)}".encode())}
+        stack.enter_context(graph._attr_scope(marks))
+        stack.enter_context(graph.gradient_override_map({"MaxPool": _POOLING_GRADIENT}))
+    return stack
+
+
+@tf.RegisterGradient(_POOLING_GRADIENT)
+def _max_pool_gradient(op: tf.Operation, upstream: tf.Tensor) -> tf.Tensor:
+    """Returns the gradient of a max pooling. If windows do not overlap, the first of equal greatest values has it, by
+    rows, as on CPUs: XLA's own operation, select-and-scatter, takes longer and gives it to another of them."""
+    maps, pooled = op.inputs[0], op.outputs[0]
+    known = {name: op.get_attr(name) for name in ("ksize", "strides", "padding", "data_format")}
+    batch_size, height, width, depth = known["ksize"]
+    if known["data_format"] != b"NHWC" or known["ksize"] != known["strides"] or batch_size * depth > 1:
+        known |= {"explicit_paddings": op.get_attr("explicit_paddings")}
+        return tf.raw_ops.MaxPoolGrad(orig_input=maps, orig_output=pooled, grad=upstream, **known)
+    batch, rows, columns, channels = tf.unstack(tf.shape(pooled))
+    missing = tf.stack([height * rows, width * columns]) - tf.shape(maps)[1:3]
+    top, left = tf.unstack(tf.maximum(missing, 0) // 2)  # of what SAME adds; what VALID leaves out is at the end
+    around = [[0, 0], [top, tf.maximum(missing[0], 0) - top], [left, tf.maximum(missing[1], 0) - left], [0, 0]]
+    padded = tf.pad(maps, around, constant_values=tf.constant(-math.inf, maps.dtype))
+    *before_last, _ = itertools.product(range(height), range(width))  # places in a window
+    first = tf.fill(tf.shape(pooled), tf.constant(len(before_last), tf.int32))
+    for number, (row, column) in reversed(list(enumerate(before_last))):
+        values = padded[:, row : height * rows : height, column : width * columns : width]
+        first = tf.where(tf.equal(values, pooled), number, first)
+    by_window = [batch, rows, 1, columns, 1, channels]
+    numbers = tf.reshape(tf.range(height * width), [1, 1, height, 1, width, 1])
+    is_first = tf.equal(tf.reshape(first, by_window), numbers)
+    spread = tf.where(is_first, tf.reshape(upstream, by_window), tf.zeros([], upstream.dtype))
+    gradient = tf.reshape(spread, [batch, height * rows, width * columns, channels])
+    left_out = tf.maximum(-missing, 0)
+    gradient = tf.pad(gradient, [[0, 0], [0, left_out[0]], [0, left_out[1]], [0, 0]])
+    size = tf.shape(maps)
+    return tf.ensure_shape(gradient[:, top : top + size[1], left : left + size[2]], maps.shape)
+
+
+@contextlib.contextmanager
+def compiled_where_placed(devices: Collection[str], part: str) -> Iterator[None]:
+    """Marks this block's operations on floating-point numbers for XLA: a part of the step on each of these devices.
+    Reads and assignments stay outside, which copy nothing and would split programs."""
+    graph, wanted = tf.compat.v1.get_default_graph(), {_canonical(device) for device in devices}
+    before = len(graph.get_operations()) if wanted else 0
+    yield
+    for op in reversed(graph.get_operations()[before:] if wanted else []):
+        if not op.outputs or not op.outputs[0].dtype.is_floating or any(i.dtype == tf.resource for i in op.inputs):
+            continue
+        if op.type == "Const":  # beside what takes it, else it would cross in each step
+            op._set_device(next((each.device for each in op.outputs[0].consumers()), op.device))
+        if (device := _canonical(op.device)) in wanted:
+            op._set_attr(_MARK, AttrValue(b=True))
+            op._set_attr(_PART, AttrValue(s=f"{part} {device}".encode()))
 
 
 def not_compiled():
@@ -39,7 +95,8 @@ def leave_out_other_devices(graph: tf.Graph) -> None:
 
 
 def _canonical(device: str) -> str:
-    return tf.compat.v1.DeviceSpec.from_string(device).to_string()
+    spec = tf.DeviceSpec.from_string(device)  # less its job and task, which all devices of a process share
+    return tf.DeviceSpec(device_type=spec.device_type, device_index=spec.device_index).to_string()
 
 
 def leave_to_xla(session_config: tf.compat.v1.ConfigProto) -> None:

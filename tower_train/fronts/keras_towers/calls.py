@@ -142,7 +142,12 @@ def _updating(apply: Callable, _) -> Callable:
             updates.append((optimizer, list(zip(grads, variables, strict=True))))
         if step is None:
             return apply(optimizer, grads, trainable_variables)
-        merge = lambda asked: apply(optimizer, *zip(*(step.whole.updates(asked) or asked[0]), strict=True))  # noqa: E731
+
+        def merge(asked):
+            grads, variables = zip(*(step.whole.updates(asked) or asked[0]), strict=True)
+            with step.compiled_if(compat.updates_densely(optimizer, grads)):
+                return apply(optimizer, grads, variables)
+
         return step.meet(list(zip(grads, variables, strict=True)), merge, f"an update of {type(optimizer).__name__}")
 
     return in_all_towers
