@@ -6,7 +6,6 @@ Also `frozen`, `param_group` and `gradient_until`, for weights that are trained 
 
 import contextlib
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -16,6 +15,7 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.graph import context, xla
 from tower_train.graph.context import ParamGroup
+from tower_train.graph.devices import HOST
 from tower_train.normalization import batch_normalization  # noqa: F401
 
 v1 = tf.compat.v1
@@ -164,13 +164,17 @@ def progressive_resize(images: tf.Tensor, sizes: Mapping[float, int]) -> tf.Tens
     epochs_seen = context.current().epochs_seen
     if epochs_seen is None:  # not in training
         return images
-    begun = tf.cast(epochs_seen >= np.array(sorted(sizes), np.float64), tf.int32)
     ordered = [sizes[epoch] for epoch in sorted(sizes)]
+    ends = np.cumsum(ordered)
+    with tf.device(HOST), xla.not_compiled():
+        now = tf.reduce_sum(tf.cast(epochs_seen >= np.array(sorted(sizes), np.float64), tf.int32)) - 1
+        begin, end = tf.gather(ends - ordered, now), tf.gather(ends, now)
 
     def matrix(axis: int) -> tf.Tensor:  # [height or width of now, that of images]
         from_size = images.shape[axis]
-        choices = [functools.partial(tf.constant, _resizing(from_size, to), images.dtype) for to in ordered]
-        return tf.ensure_shape(tf.switch_case(tf.reduce_sum(begun) - 1, choices), [None, from_size])
+        with tf.device(HOST), xla.not_compiled():  # a part of one table: branches would split XLA's programs
+            table = tf.constant(np.concatenate([_resizing(from_size, to) for to in ordered]), images.dtype)
+            return tf.ensure_shape(table[begin:end], [None, from_size])
 
     rows = tf.einsum("nhwc,ih->niwc", images, matrix(1))
     return tf.einsum("niwc,jw->nijc", rows, matrix(2))

@@ -300,6 +300,20 @@ def assigning_last() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def functions_run_by(change: Callable[[tf.compat.v1.ConfigProto], None]) -> Iterator[None]:
+    """Runs this thread's tf.functions within this block by the process's configuration, with a change."""
+    process = context.context()
+    before, config = process.function_call_options, tf.compat.v1.ConfigProto()
+    config.ParseFromString(before.config_proto_serialized)
+    change(config)
+    process.function_call_options = context.FunctionCallOptions(before.executor_type, config)
+    try:
+        yield
+    finally:
+        process.function_call_options = before
+
+
+@contextlib.contextmanager
 def in_program_order() -> Iterator[Callable[[tf.Tensor], tf.Tensor]]:
     """Runs reads and assignments of this block in their order, as within a tf.function. Yields a function of a tensor:
     the same, once all of them are done."""

@@ -61,6 +61,8 @@ def join_batch(model: keras.Model, x, y, y_pred, sample_weight, needs_x: bool):
 
 
 def _join(step: Step, mine):
+    if step.whole.count == 1:
+        return mine
     whole = step.meet(mine, step.whole.values, "steps.join")
     return keras.tree.map_structure(functools.partial(_joined, step), mine, whole)
 
@@ -163,7 +165,7 @@ def _measuring(update_state: Callable, _) -> Callable:
             return update_state(metric, *args, **kwargs)
 
         def merge(asked):
-            args, kwargs = step.whole.values(asked)
+            args, kwargs = step.whole.values(asked) if step.whole.count > 1 else asked[0]
             return update_state(metric, *args, **kwargs)
 
         return step.meet((args, kwargs), merge, f"update_state of {metric.name}")

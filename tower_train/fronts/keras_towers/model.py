@@ -1,5 +1,6 @@
 """The model of multi_gpu_model: Keras' own training, with each step done by towers that meet."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 
@@ -13,6 +14,7 @@ from tower_train.fronts.keras_towers.calls import explained
 from tower_train.fronts.keras_towers.exchange import ALONE, Exchange
 from tower_train.fronts.keras_towers.layers import Summed
 from tower_train.fronts.keras_towers.step import Program, Step, rehearse
+from tower_train.graph import xla
 from tower_train.graph.devices import HOST
 from tower_train.proof.comparison import Outcome
 
@@ -195,7 +197,8 @@ def _together(name: str):
     @functools.wraps(method := getattr(keras.Model, name))
     def in_all_workers(self, *args, **kwargs):
         self.compile_as_template()
-        with explained():
+        for_xla = compat.functions_run_by(xla.leave_to_xla) if self.is_compiled else contextlib.nullcontext()
+        with explained(), for_xla:
             return together.call(method, self, args, kwargs)
 
     return in_all_workers
