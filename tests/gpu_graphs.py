@@ -15,14 +15,15 @@ import trainings
 import tower_train
 from tower_train import Examples, estimator
 from tower_train.fronts import compat
-from tower_train.graph import devices
+from tower_train.graph import devices, xla
 
 GPUS = [2, 0]
 BATCH = 4  # examples of a tower
 _IMAGES, _MIRRORED = (32, 32, 3), "mirrored"
 # {name: (module, options of its workload, shape of an example)}; resnet8 has a block of each kind.
 NETWORKS = {
-    **{name: ("cifar10", {"model": name}, _IMAGES) for name in ("convnet", "cifar10_94")},
+    "convnet": ("cifar10", {"model": "convnet"}, _IMAGES),
+    "cifar10_94": ("cifar10", {"model": "cifar10_94", "image_sizes": "0:20,1.5:24,4.5:32"}, _IMAGES),
     "resnet8": ("cifar10", {"model": "resnet20"}, _IMAGES),
     "image_folder": ("tower_train.workloads.image_folder", {"image_size": 64}, (64, 64, 3)),
 }
@@ -35,7 +36,7 @@ TRAINERS = {
     "image_folder": dict(variable_update=_MIRRORED, all_reduce="collective", dtype="bfloat16", accumulate_steps=2),
 }
 FRONTS = {  # {name: (front, Keras' dtype policy, GPUs of those two, the only ones that the process sees then)}
-    "keras": ("keras", "mixed_float16", [1, 0]), "keras alone": ("keras", "float32", [0]),
+    "keras": ("keras", "mixed_bfloat16", [1, 0]), "keras alone": ("keras", "float32", [0]),
     "estimator": ("estimator", "mixed_bfloat16", [1, 0]), "estimator alone": ("estimator", "float32", [1]),
 }  # fmt: skip
 
@@ -103,7 +104,7 @@ def num_bytes(variables):
 def compiled(model):
     with tf.device("/cpu:0"):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile("adam", loss, metrics=["accuracy"])
+        model.compile("adam", loss, metrics=["accuracy"], jit_compile=True)  # as Keras has it on GPUs by default
     return model
 
 
@@ -127,6 +128,7 @@ def keras_step(policy, gpus):
         tf.import_graph_def(definition, name="")
     config = tf.compat.v1.ConfigProto()
     config.CopyFrom(tf.__internal__.eager_context.get_config())
+    xla.leave_to_xla(config)
     ends = [tensor.name for tensor in function.graph.outputs]
     feeds, weights = [tensor.name for tensor in function.graph.inputs], num_bytes(model.weights)
     return Step(graph, ends, feeds, config, parallel.towers, weights=weights, of_shapes=function.graph)

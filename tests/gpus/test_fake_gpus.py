@@ -51,12 +51,13 @@ def is_on_the_wanted_gpus(name, case):
 
 def has_few_programs_of_xlas(found):
     """Of a trainer's step: the input, the towers' passes with the check, the update, the averages; two more for each
-    batch normalisation over the towers, whose collectives cut a tower's passes."""
-    cut = {"convnet": 2, "image_folder": 8, "resnet8": 20, "cifar10_94": 17}
+    batch normalisation over the towers, whose collectives cut a tower's passes. Of Keras' step alone: all but what
+    draws, which cuts it. Of its towers also the joined rows cut it, and the updates on a GPU are one."""
+    cut = {"convnet": 2, "image_folder": 8, "resnet8": 20, "cifar10_94": 17, "keras alone": 3, "keras": 12}
     for name, most in cut.items():
         for gpu, sizes in found[name]["clusters"].items():
             assert len(sizes) <= most and sizes[0] > 50, (name, gpu, sizes)
-        assert len(found[name]["clusters"]) == 2, name
+        assert len(found[name]["clusters"]) == (1 if "alone" in name else 2), name
 
 
 def sends_no_more_than_an_all_reduce(alone, several):

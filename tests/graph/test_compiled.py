@@ -59,6 +59,26 @@ def test_compiled_towers_train_what_others_train(network, options):
     assert not none and found["0"] > 0 and found["1"] > 0
 
 
+@pytest.mark.parametrize(("window", "stride"), [(2, 2), (3, 2), (3, 1), (2, 3)])
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+def test_a_poolings_gradient_goes_to_the_first_of_equal_values(window, stride, padding):
+    """As TensorFlow's kernel on CPUs gives it."""
+    rng = np.random.default_rng(0)
+    with tf.Graph().as_default(), tf.device("/cpu:0"):
+        maps = v1.placeholder(tf.float64, [None, None, None, 2])
+
+        def gradient():
+            pooled = tf.nn.max_pool2d(maps, window, stride, padding)
+            return v1.gradients(pooled * tf.cumsum(tf.cumsum(tf.ones_like(pooled), 1), 2), maps)[0]
+
+        theirs = gradient()
+        with xla.compiled(True, "/cpu:0"):
+            ours = gradient()
+        with v1.Session() as session:
+            found, wanted = session.run([ours, theirs], {maps: rng.integers(0, 3, [2, 9, 8, 2])})
+    np.testing.assert_allclose(found, wanted, rtol=1e-14)
+
+
 def test_what_draws_random_numbers_stays_outside_of_clusters():
     with trainings.opened(find_workload(dropped), EXAMPLES, jit_compile="always") as (built, _):
         drawing = [op for op in built.graph.get_operations() if "StatelessRandom" in op.type]

@@ -147,7 +147,8 @@ def _updating(apply: Callable, _) -> Callable:
 
         def merge(asked):
             grads, variables = zip(*(step.whole.updates(asked) or asked[0]), strict=True)
-            with step.compiled_if(compat.updates_densely(optimizer, grads)):
+            with step.compiled_if(compat.updates_densely(optimizer, grads)) as is_compiled:
+                grads = compat.joined_by_device(grads, variables) if is_compiled else grads
                 return apply(optimizer, grads, variables)
 
         return step.meet(list(zip(grads, variables, strict=True)), merge, f"an update of {type(optimizer).__name__}")

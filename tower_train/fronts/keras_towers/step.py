@@ -110,13 +110,13 @@ class Step:
         return meeting.meet((self._scopes[meeting.current().place].take(), mine), merge_all, what)
 
     @contextlib.contextmanager
-    def compiled_if(self, is_possible: bool) -> Iterator[None]:
-        """Compiles an update in this block, if towers are compiled and it is possible: one program on each device."""
+    def compiled_if(self, is_possible: bool) -> Iterator[bool]:
+        """Compiles an update in this block, if towers are compiled and it is possible; yields whether it does so."""
         devices = self._parallel.towers if self._parallel.is_compiled and is_possible else ()
         part = "tower" if self.whole.count == 1 else "update"  # which waits for all towers
         last = compat.assigning_last() if devices else contextlib.nullcontext()
         with xla.compiled_where_placed(devices, part), last:
-            yield
+            yield bool(devices)
 
     def _assign(self, per_tower: Sequence[dict[int, tuple[keras.Variable, tf.Tensor]]]) -> None:
         """Assigns what the towers do: the mean over examples to floating-point variables such as moving averages, the
