@@ -205,7 +205,8 @@ def test_commands_succeed_one_after_the_other(page, place, command):
 def test_benchmarks_succeed(line, place, command):
     """Those of larger networks are read only: tests/cifar10/test_rivals.py trains their sides."""
     whole = shlex.split(line)[2:]
-    if command_line.parse(whole, BenchmarkOptions, "").model:
+    parsed = command_line.parse(whole, BenchmarkOptions, "")
+    if parsed.model or parsed.workload != "cifar10":
         return
     name, *words = smaller(whole, place)
     with sides.forking():

@@ -15,7 +15,6 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.graph import context, xla
 from tower_train.graph.context import ParamGroup
-from tower_train.graph.devices import HOST
 from tower_train.normalization import batch_normalization  # noqa: F401
 
 v1 = tf.compat.v1
@@ -166,13 +165,13 @@ def progressive_resize(images: tf.Tensor, sizes: Mapping[float, int]) -> tf.Tens
         return images
     ordered = [sizes[epoch] for epoch in sorted(sizes)]
     ends = np.cumsum(ordered)
-    with tf.device(HOST), xla.not_compiled():
+    with tf.device("/cpu:0"), xla.not_compiled():
         now = tf.reduce_sum(tf.cast(epochs_seen >= np.array(sorted(sizes), np.float64), tf.int32)) - 1
         begin, end = tf.gather(ends - ordered, now), tf.gather(ends, now)
 
     def matrix(axis: int) -> tf.Tensor:  # [height or width of now, that of images]
         from_size = images.shape[axis]
-        with tf.device(HOST), xla.not_compiled():  # a part of one table: branches would split XLA's programs
+        with tf.device("/cpu:0"), xla.not_compiled():  # a part of one table: branches would split XLA's programs
             table = tf.constant(np.concatenate([_resizing(from_size, to) for to in ordered]), images.dtype)
             return tf.ensure_shape(table[begin:end], [None, from_size])
 
