@@ -106,7 +106,9 @@ class Averages:
 
             return list(tensors[len(values) :]), gradient
 
-        return with_gradient(*values, *sums)
+        sums = with_gradient(*values, *sums)
+        tower.same.update(each.op for each in sums)
+        return sums
 
     def _taken(
         self, compute: Callable, targets: Sequence, sources: Sequence | None, is_recorded: bool
@@ -137,9 +139,13 @@ class Averages:
             return self.losses_add_up()
         rows = tf.compat.dimension_value(target.shape[0])
         sizes = [tf.compat.dimension_value(out.shape[0]) for op in tower.batch for out in op.outputs if out.shape.rank]
-        own = tower.batch | {kept.op for kept, _ in tower.draws}
         is_of_rows = rows is None or any(size and rows % size == 0 for size in sizes)
-        return is_of_rows and bool(own & _sources(target, tower.joined))
+        return is_of_rows and self.is_of_rows(tower, target)
+
+    def is_of_rows(self, tower: Tower, tensor: tf.Tensor) -> bool:
+        """Returns whether a tower computes a tensor from its part of the batch, not only from what all towers have."""
+        own = tower.batch | {kept.op for kept, _ in tower.draws}
+        return bool(own & _sources(tensor, tower.same))
 
     def _differentiable(self, mine: Gradient, mean: Gradient, what: str) -> Gradient:
         """Returns a mean of gradients, with its gradient."""

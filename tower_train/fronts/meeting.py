@@ -41,7 +41,9 @@ class Tower:
     draws: Sequence[Drawn] = ()  # those cut by example so far
     # Variables that Keras layers and metrics assign to, each with its value, where a graph does not do so itself.
     assigned: list[tuple[tf.Variable, tf.Tensor]] = dataclasses.field(default_factory=list)
-    joined: set[tf.Operation] = dataclasses.field(default_factory=set)  # whose outputs are its copies of joined rows
+    same: set[tf.Operation] = dataclasses.field(
+        default_factory=set
+    )  # whose outputs are the same in all, as joined rows
 
 
 def current() -> Tower | None:

@@ -87,7 +87,7 @@ def _joined(step: Step, mine, whole):
         return tf.identity(joined), gradient
 
     copy = copied(mine, whole)
-    meeting.current().joined.add(copy.op)
+    meeting.current().same.add(copy.op)
     attached = compat.attached(mine)
     compat.attach(copy, {name: _joined(step, attached[name], each) for name, each in compat.attached(whole).items()})
     return copy

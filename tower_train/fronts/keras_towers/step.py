@@ -129,11 +129,14 @@ class Step:
                     f"tower_{tower} and tower_0 do not assign the same variables: {names} in one of them only. The "
                     "program must do the same in each tower; what is to happen once belongs into steps.once(function)."
                 )
-        averaged = [key for key, (_, value) in assigned.items() if value.dtype.is_floating]
-        others = [key for key in assigned if key not in averaged]
+        of_rows = functools.partial(self.whole.is_of_rows, self._towers.towers[0])
+        same = [k for k, (_, value) in assigned.items() if k in self._known and not of_rows(value)]  # moving averages
+        averaged = [key for key, (_, value) in assigned.items() if value.dtype.is_floating and key not in same]
+        others = [key for key in assigned if key not in (*same, *averaged)]
         means = self.whole.means([[each[key][1] for key in averaged] for each in per_tower])
         firsts = self._exchange.first([assigned[key][1] for key in others])
-        for key, value in zip([*averaged, *others], [*means, *firsts], strict=True):
+        values = [*(assigned[key][1] for key in same), *means, *firsts]
+        for key, value in zip([*same, *averaged, *others], values, strict=True):
             variable, _ = assigned[key]
             variable.assign(value)
             if self.whole.count > 1 and key not in self._known and not compat.is_seed_state(variable):

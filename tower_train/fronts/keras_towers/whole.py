@@ -29,8 +29,10 @@ class Whole(Averages):
 
         tensors: of each, over towers. All travel together.
         """
+        attached = [[compat.attached(value) for value in values] for values in tensors]
+        names = [(i, name) for i, per_tower in enumerate(attached) for name in per_tower[0]]
         local = []
-        for values in tensors:
+        for values in (*tensors, *([each[name] for each in attached[i]] for i, name in names)):
             filled = [
                 parts.cut_rows(value, 0, tf.where(part.share > 0, parts.batch_size(value), 0))
                 for part, value in zip(self.parts, values, strict=True)
@@ -39,12 +41,9 @@ class Whole(Averages):
                 local.append(parts.joined(filled))
         with tf.device(self._device):
             whole = self._exchange.rows(local)
-        attached = [[compat.attached(value) for value in values] for values in tensors]
-        names = [(i, name) for i, per_tower in enumerate(attached) for name in per_tower[0]]
-        joined = self.rows([[each[name] for each in attached[i]] for i, name in names]) if names else []
-        for (i, name), each in zip(names, joined, strict=True):
+        for (i, name), each in zip(names, whole[len(tensors) :], strict=True):
             compat.attach(whole[i], {name: each})
-        return whole
+        return whole[: len(tensors)]
 
     def values(self, structures: Sequence):
         """Returns the batch's value of a structure that each tower has: scalars are means over examples; of what is no
