@@ -15,7 +15,7 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.fronts import compat, meeting, parts
 from tower_train.fronts.keras_building import output_names
-from tower_train.fronts.keras_towers.step import Step, noted_updates, running
+from tower_train.fronts.keras_towers.step import NOTED, Step
 
 
 def once(function: Callable[[], Any]):
@@ -23,7 +23,7 @@ def once(function: Callable[[], Any]):
 
     Code after it sees the new values. Values that the function uses are the first tower's, or from a `join`.
     """
-    step = running()
+    step = meeting.owner(Step)
     return function() if step is None else step.meet(None, lambda _: step.once(function), "steps.once")
 
 
@@ -34,7 +34,7 @@ def join(tensors):
     Args:
       tensors: a tensor [rows, ...] or a structure of them.
     """
-    step = running()
+    step = meeting.owner(Step)
     if step is None:
         return tensors
     mine = keras.tree.map_structure(parts.as_tensor, tensors)
@@ -49,7 +49,7 @@ def join_batch(model: keras.Model, x, y, y_pred, sample_weight, needs_x: bool):
     Raises ConfigError for an output whose first axis is not the batch. If only the step can tell, it fails with a
     message that `explained` recognizes.
     """
-    step = running()
+    step = meeting.owner(Step)
     if step is None:
         return x, y, y_pred, sample_weight
     if step.whole.count > 1:
@@ -138,7 +138,7 @@ def _updating(apply: Callable, _) -> Callable:
 
     @functools.wraps(apply)
     def in_all_towers(optimizer, grads, trainable_variables=None):
-        step, updates = running(), noted_updates()
+        step, updates = meeting.owner(Step), NOTED.get()
         variables = compat.trained_by(optimizer) if trainable_variables is None else trainable_variables
         if updates is not None:
             updates.append((optimizer, list(zip(grads, variables, strict=True))))
@@ -161,7 +161,7 @@ def _measuring(update_state: Callable, _) -> Callable:
 
     @functools.wraps(update_state)
     def in_all_towers(metric, *args, **kwargs):
-        step = running()
+        step = meeting.owner(Step)
         if step is None:
             return update_state(metric, *args, **kwargs)
 

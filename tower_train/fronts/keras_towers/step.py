@@ -30,7 +30,8 @@ from tower_train.graph.gradients import GradientsAndVariables
 Program = Callable[[keras.Model, Any], Any]  # (model, batch) -> what the step returns
 Update = tuple[keras.optimizers.Optimizer, GradientsAndVariables]
 
-_noted: contextvars.ContextVar[list[Update] | None] = contextvars.ContextVar("updates", default=None)
+# The updates within a block of `updates_noted`.
+NOTED: contextvars.ContextVar[list[Update] | None] = contextvars.ContextVar("updates", default=None)
 _LONG_SECS = 10  # of silence before the first step
 
 
@@ -198,20 +199,10 @@ class _StepScope(TowerScope):
         return assigned
 
 
-def running() -> Step | None:
-    """Returns the step whose program runs in this tower; None outside of towers, and within a meeting."""
-    return meeting.owner(Step)
-
-
-def noted_updates() -> list[Update] | None:
-    """Returns the list of updates, if this is within a block of `updates_noted`."""
-    return _noted.get()
-
-
 @contextlib.contextmanager
 def updates_noted() -> Iterator[list[Update]]:
     """Notes the updates of optimizers within this block, in no tower: (optimizer, its gradients and variables)."""
-    with compat.holding(_noted, updates := []):
+    with compat.holding(NOTED, updates := []):
         yield updates
 
 
