@@ -3,8 +3,9 @@
     python scripts/gpu_speed.py [--out=DIR] [--data_dir=DIR] [--minutes=9] [--tiny] [PART ...]
 
 Parts, all of them unless some are named: equal (compiled towers against others, in float64), cifar10_94, resnet50,
-tutorial (the benchmark's sides), recipe (seconds to 94 %, compilation apart, then with its programs cached), profile
-(where a step's time goes). Each has a process and a limit of its own, and prints its table when it is done.
+tutorial (the benchmark's sides), parts (two towers on two parts of the card, and one), recipe (seconds to 94 %,
+compilation apart, then with its programs cached), profile (where a step's time goes). Each has a process and a limit of
+its own, and prints its table when it is done.
 DIR/speed.json gets all. --tiny takes small numbers, for any machine, to see that nothing fails.
 """
 
@@ -25,11 +26,17 @@ sys.path.insert(0, str(ROOT))
 _NARROW = "--systems=keras/*bfloat16*,torch*bfloat16,tower_train/*bfloat16*"
 # {part: (share of the minutes, benchmark's options)}
 BENCHMARKS = {
-    "cifar10_94": (0.22, ["--model=cifar10_94", "--batch_size=1536", _NARROW]),
-    "resnet50": (0.3, ["--workload=tower_train.bench.resnet50", "--batch_size=128", _NARROW]),
-    "tutorial": (0.15, ["--batch_size=1024", "--systems=keras/fit*,keras/multi*,torch*,tower_train/*float32*"]),
+    "cifar10_94": (0.2, ["--model=cifar10_94", "--batch_size=1536", _NARROW]),
+    "resnet50": (0.25, ["--workload=tower_train.bench.resnet50", "--batch_size=128", _NARROW]),
+    "tutorial": (0.14, ["--batch_size=1024", "--systems=keras/fit*,keras/multi*,torch*,tower_train/*float32*"]),
 }
-SHARES = {"equal": 0.08, **{name: share for name, (share, _) in BENCHMARKS.items()}, "recipe": 0.15, "profile": 0.1}
+SHARES = {
+    "equal": 0.08,
+    **{name: share for name, (share, _) in BENCHMARKS.items()},
+    "parts": 0.1,
+    "recipe": 0.13,
+    "profile": 0.1,
+}
 TINY_RECIPE = dict(
     global_batch_size=None, epochs=None, keep_hardest=None, batch_size=32, max_steps=6, eval_at_end=False
 )
@@ -66,10 +73,7 @@ def equal(options) -> dict:
         "always": dict(jit_compile="always", batch_size=batch),
         "always, two towers": dict(jit_compile="always", batch_size=batch // 2, num_gpus=2),
     }
-    found = {}
-    for name, case in cases.items():  # each in a process of its own, as TensorFlow divides a GPU once
-        with futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            found[name] = pool.submit(case_losses, model="convnet", **common, **case).result()
+    found = {name: in_a_process(model="convnet", **common, **case)[0] for name, case in cases.items()}
     gaps = {
         name: max(abs(a - b) / abs(a) for a, b in zip(found["never"], losses, strict=True))
         for name, losses in found.items()
@@ -80,15 +84,34 @@ def equal(options) -> dict:
     return gaps
 
 
-def case_losses(**case) -> list[float]:
+def parts(options) -> dict:
+    """Examples/sec of cifar10_94 by one tower, and by two on parts of the card that share the batch."""
+    steps, batch = (6, 4) if options.tiny else (200, 1536)
+    common = FEW_STEPS | dict(max_steps=steps, dataset="generated", variable_update="mirrored")
+    found = {}
+    for towers in (1, 2):
+        _, seconds = in_a_process(model="cifar10_94", num_gpus=towers, batch_size=batch // towers, **common)
+        found[f"{towers} towers"] = batch / statistics.median(seconds[steps // 4 :])
+    one, two = found.values()
+    print(f"parts: one tower {one:.0f} examples/sec, two on parts of the card {two:.0f}, {two / one:.2f} of it")
+    return found
+
+
+def in_a_process(**case) -> tuple[list[float], list[float]]:
+    """Returns the losses and the seconds of a training in a process of its own, as TensorFlow divides a GPU once."""
+    with futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(train_case, **case).result()
+
+
+def train_case(**case) -> tuple[list[float], list[float]]:
     """Trains in this process; two towers share the only GPU if there is one."""
     import tensorflow as tf
 
     gpus = tf.config.list_physical_devices("GPU")
     if gpus and case.get("num_gpus", 1) > len(gpus):
-        parts = [tf.config.LogicalDeviceConfiguration(memory_limit=4096)] * case["num_gpus"]
+        parts = [tf.config.LogicalDeviceConfiguration(memory_limit=12288)] * case["num_gpus"]
         tf.config.set_logical_device_configuration(gpus[0], parts)
-    return train(**case)[1]
+    return train(**case)[1:]
 
 
 def benchmark(part: str, options) -> dict:
@@ -155,7 +178,7 @@ def profile(options) -> dict:
 def run_part(part: str, options) -> dict:
     if part in BENCHMARKS:
         return benchmark(part, options)
-    return {"equal": equal, "recipe": recipe, "profile": profile}[part](options)
+    return {"equal": equal, "parts": parts, "recipe": recipe, "profile": profile}[part](options)
 
 
 def main(argv: list[str]) -> int:
