@@ -59,7 +59,7 @@ def test_it_tells_the_results_options_data_and_versions_of_a_run(run, page):
     result, run_json, told = jobs.read_json(run, "result.json"), jobs.read_json(run, "run.json"), words(page)
     metric = result["evaluation"]["metrics"]["precision @ 1"]
     assert f"precision @ 1 {metric['mean']:.4g} {metric['low']:.3f} to {metric['high']:.3f} 6 test 6" in told
-    assert "Ended by last step: step 6" in told and "blåu 10 rød 10" in told and "--image_size 32" in told
+    assert "Done: step 6" in told and "blåu 10 rød 10" in told and "--image_size 32" in told
     for name, version in run_json["versions"].items():
         assert f"{name} {version}" in told
     cells = [int(cell) for cell in re.findall(r"--share:[\d.]+'>(\d+)", page)]

@@ -122,7 +122,8 @@ def test_a_program_has_the_loop_over_the_steps_and_leaves_it_early(steps, toy_ru
     assert jobs.saved_steps(tmp_path) == [steps]
     stopped_by = "the program" if steps < 20 else "last step"
     assert jobs.read_json(tmp_path, "result.json")["stopped_by"] == stopped_by
-    assert f"Stopped by {stopped_by} at step {steps} of 20" in capsys.readouterr().out
+    ended = "Stopped by the program" if steps < 20 else "Done"
+    assert f"{ended} at step {steps} of 20" in capsys.readouterr().out
     if steps < 20:
         assert len(list(training_steps("toy_workload", config))) == 20 - steps
     jobs.assert_identical(jobs.variables(tmp_path, 20), jobs.variables(toy_run, 20))

@@ -61,7 +61,7 @@ def test_a_run_closes_with_its_result_and_commands_that_work(cifar10_run):
     result = jobs.read_json(directory, "result.json")
     closing = process.stdout.splitlines()[-6:]
     assert closing[0] == (
-        f"Stopped by last step at step 24 of 24 after {result['seconds']:.1f} s: loss {result['loss']:.2f}, "
+        f"Done at step 24 of 24 after {result['seconds']:.1f} s: loss {result['loss']:.2f}, "
         f"{result['examples_per_sec']:.1f} examples/sec."
     )
     assert closing[1] == f"Saved:    {directory}/model.ckpt-24"
@@ -190,7 +190,7 @@ def test_on_a_terminal_there_are_log_lines_and_a_bar(tmp_path, monkeypatch):
 def test_a_rate_that_is_not_known_yet_is_left_out(tmp_path, capsys):
     result = jobs.train_toy(tmp_path, max_steps=1)
     assert result.examples_per_sec is None
-    assert re.search(r"Stopped by last step at step 1 of 1 after \d+\.\d s: loss \d\.\d+\.\n", capsys.readouterr().out)
+    assert re.search(r"Done at step 1 of 1 after \d+\.\d s: loss \d\.\d+\.\n", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(("name", "text", "path"), [

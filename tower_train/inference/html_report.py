@@ -86,7 +86,10 @@ def _state(run_dir: directory.RunDirectory, result: Mapping, lists: Mapping) -> 
     at = f"step {max(steps)}, after {max(epochs):.1f} epochs" if steps else "no step is logged yet"
     if run_dir.is_locked():
         return f"It trains, this is how far it was: {at}."
-    return f"Ended by {result.get('stopped_by')}: {at}." if run_dir.has_ended() else f"Interrupted: {at}."
+    if not run_dir.has_ended():
+        return f"Interrupted: {at}."
+    stopped_by = result.get("stopped_by")
+    return f"Done: {at}." if stopped_by == "last step" else f"Stopped by {stopped_by}: {at}."
 
 
 def _results(result: Mapping, best: Mapping, lists: Mapping) -> str:

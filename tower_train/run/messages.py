@@ -93,8 +93,9 @@ def closing_lines(result: Result, last_step: int, path: str | None, evaluations:
         lines = [f"Step {result.step} was reached before; nothing to do. A greater {option} trains on."]
     else:
         rate = f", {result.examples_per_sec:.1f} examples/sec" if result.examples_per_sec else ""
+        ended = "Done" if result.reason is StopReason.LAST_STEP else f"Stopped by {result.stopped_by}"
         lines = [
-            f"Stopped by {result.stopped_by} at step {result.step} of {last_step} after {result.seconds:.1f} s: "
+            f"{ended} at step {result.step} of {last_step} after {result.seconds:.1f} s: "
             f"{'no update' if result.loss is None else f'loss {as_loss(result.loss)}'}{rate}.",
             f"Saved:    {result.checkpoint}",
         ]
