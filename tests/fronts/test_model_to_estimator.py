@@ -139,6 +139,7 @@ def test_a_model_that_is_not_built_yet(tmp_path):
     [
         ({"keras_model": network()}, "is not compiled. Call its compile"),
         ({}, "Either .keras_model. or .keras_model_path. needs to be provided"),
+        ({"keras_model": compiled(network()), "keras_model_path": "a.keras"}, "but not both"),
         ({"keras_model": compiled(network()), "metric_names_map": {}}, "metric_names_map is for models of Keras 2"),
     ],
 )

@@ -37,11 +37,11 @@ def model_to_estimator(
     Raises:
       ConfigError: the model of Keras 3 is not compiled, or there are arguments for Keras 2.
     """
-    model = keras_model
-    if model is None and keras_model_path is not None:
-        model = keras.models.load_model(keras_model_path, custom_objects)
-    if not isinstance(model, keras.Model):
-        return _for_keras_2(model, None, custom_objects, model_dir, config, checkpoint_format, **only_keras_2)
+    model, path = keras_model, keras_model_path
+    if model is None and path is not None:
+        model, path = keras.models.load_model(path, custom_objects), None
+    if path is not None or not isinstance(model, keras.Model):  # the library refuses a model and a path
+        return _for_keras_2(model, path, custom_objects, model_dir, config, checkpoint_format, **only_keras_2)
     if only_keras_2:
         raise errors.ConfigError(f"model_to_estimator: {', '.join(only_keras_2)} is for models of Keras 2 only.")
     if not model.compiled:
