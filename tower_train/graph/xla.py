@@ -14,6 +14,7 @@ from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
 _MARK, _PART = "_XlaCompile", "_XlaScope"  # attributes of operations
 _POOLING_GRADIENT = "TowerTrainMaxPool"
+_LARGEST_WINDOW = 25  # pixels, each of which takes some operations
 
 
 def compiled(wanted: bool, device: str, part: str = "step"):
@@ -31,12 +32,12 @@ def compiled(wanted: bool, device: str, part: str = "step"):
 @tf.RegisterGradient(_POOLING_GRADIENT)
 def _max_pool_gradient(op: tf.Operation, upstream: tf.Tensor) -> tf.Tensor:
     """Returns the gradient of a max pooling: of equal greatest values the first has it, by rows, as on CPUs. XLA's own
-    operation, select-and-scatter, takes longer and gives it to another of them."""
+    operation, select-and-scatter, which large windows still get, takes longer and gives it to another of them."""
     maps, pooled = op.inputs[0], op.outputs[0]
     known = {name: op.get_attr(name) for name in ("ksize", "strides", "padding", "data_format")}
     (_, height, width, _), (_, down, right, _) = known["ksize"], known["strides"]
     is_of_images = known["ksize"][::3] == known["strides"][::3] == [1, 1] and known["data_format"] == b"NHWC"
-    if not is_of_images or known["padding"] == b"EXPLICIT":
+    if not is_of_images or known["padding"] == b"EXPLICIT" or height * width > _LARGEST_WINDOW:
         known |= {"explicit_paddings": op.get_attr("explicit_paddings")}
         return tf.raw_ops.MaxPoolGrad(orig_input=maps, orig_output=pooled, grad=upstream, **known)
     batch, rows, columns, channels = tf.unstack(tf.shape(pooled))
@@ -122,7 +123,5 @@ def leave_to_xla(session_config: tf.compat.v1.ConfigProto) -> None:
     rewrites = session_config.graph_options.rewrite_options
     for name in ("remapping", "layout_optimizer", "arithmetic_optimization"):
         setattr(rewrites, name, rewrites.OFF)
-    if (
-        session_config.device_count.get("CPU", 0) < 2
-    ):  # else XLA folds what is left, on the first of the CPUs, and then fails
+    if session_config.device_count.get("CPU", 0) < 2:  # else it folds for XLA, on the first of the CPUs, and then fails
         rewrites.constant_folding = rewrites.OFF
