@@ -14,7 +14,7 @@ _OF_ANY_SIZE = tuple(cifar10_94.IMAGE_SIZES)  # models
 
 
 def _quick(name: str, augment=shifts.augment) -> dict:
-    """Returns the differences of a model of cifar10_94."""
+    """Returns the fields of one of cifar10_94's models."""
     return dict(
         inference=None,
         inference_for=functools.partial(cifar10_94.inference_for, **cifar10_94.NETWORKS[name]),
@@ -25,7 +25,7 @@ def _quick(name: str, augment=shifts.augment) -> dict:
     )
 
 
-# The models' differences from the fields below.
+# Each model's fields, over those in `workload`.
 _MODELS = {
     "convnet": dict(inference=convnet.inference, augment=augment.augment, prepare=augment.prepare),
     "cifar10_94": _quick("cifar10_94"),

@@ -8,11 +8,11 @@ f the contrast:
     after brightness and contrast:  f * (x - m[c]) + m[c] + d,  of mean M + d and variance f^2 * V + mean((m - M)^2)
     standardised:                   (f * (x - m[c]) + m[c] - M) / max(deviation, 1 / sqrt(values in the crop))
 
-The brightness is gone: it moves the mean of the image and nothing else, so it is not drawn. What remains are two passes
-over the pixels, one for the sums and one for the affine map.
+The brightness cancels: it only moves the image's mean, so it is not drawn. What remains is two passes over the pixels,
+one for the sums and one for the affine map.
 
-An image's result does not depend on the batch it is computed in, to the last bit: the sums are of integers that float32
-holds exactly, in whatever order they are added, and everything else is done image by image.
+An image's result is the same to the last bit in any batch: the sums are of integers, which float32 adds exactly in any
+order, and everything else is computed image by image.
 """
 
 import functools
@@ -30,11 +30,11 @@ MIN_CONTRAST, MAX_CONTRAST = 0.2, 1.8
 _PIXELS = CROP_SIZE * CROP_SIZE
 _VALUES = _PIXELS * CHANNELS
 
-# Sums over pixels, and copies of a channel's number to its pixels, as products with matrices of zeros and ones: on CPUs
-# several times faster than over a last dimension of 3. GPUs do that quickly, and may round factors to 10 bits.
+# Matrices of zeros and ones that sum over pixels, and copy a channel's number to its pixels. On CPUs such products are
+# several times faster than sums over a last dimension of 3; GPUs are fast at both, but may round factors to 10 bits.
 _SUM_CHANNELS = np.tile(np.eye(CHANNELS, dtype=np.float32), [_PIXELS, 1])
 _COPY_TO_PIXELS = np.ascontiguousarray(_SUM_CHANNELS.T)
-# Squares are added up in eight parts, because float32 holds integers up to 2^24 only: 1728 / 8 * 255^2 < 2^24.
+# Squares are added up in eight parts, because float32 holds all integers only up to 2^24: 1728 / 8 * 255^2 < 2^24.
 _SUM_EIGHTHS = np.repeat(np.eye(8, dtype=np.float32), _VALUES // 8, axis=0)
 
 

@@ -1,14 +1,15 @@
 """The recipes that take CIFAR-10 to 94 % with 0.2 PFLOP, to 95 % with 1.0 and to 96 % with 3.6.
 
-The network is that of Jordan 2024, "94% on CIFAR-10 in 3.29 seconds on a single GPU", arXiv 2404.00498, whose sections
-are named, with SiLU after the normalisations. It is trained with Muon, and filters of a fixed norm, as in
-airbench94_muon (https://github.com/KellerJordan/cifar10-airbench), with the numbers of "script": cifar10_speedrun.py of
-https://github.com/hiverge/cifar10-speedrun, the record of September 2025. Unlike the script it brings filters to their
-norm after every step, which leaves their decay no effect, begins on smaller images, leaves easy images out later, and
-evaluates other views, of images in doubt.
+The network comes from Jordan 2024, "94% on CIFAR-10 in 3.29 seconds on a single GPU", arXiv 2404.00498 (sections named
+below are that paper's), with SiLU after the normalisations. Muon trains it, and filters keep a fixed norm, as in
+airbench94_muon (https://github.com/KellerJordan/cifar10-airbench). The numbers are from "script", cifar10_speedrun.py
+of https://github.com/hiverge/cifar10-speedrun, the record of September 2025. Unlike the script, this recipe rescales
+filters after every step (so decay would not affect them), begins on smaller images, starts leaving out easy images
+later, and evaluates further views only of images in doubt.
 
-For 95 % the blocks are wider. For 96 % each has a third convolution and a residual connection around its last two, and
-training images are shifted further and have a square cut out: legacy/airbench96.py of airbench94_muon's repository.
+For 95 % the blocks are wider. For 96 %, as in legacy/airbench96.py of the same repository, each block has a third
+convolution and a residual connection around its last two, and training images are shifted further and have a square
+cut out.
 """
 
 import functools
@@ -29,15 +30,15 @@ NUM_CLASSES = 10
 WHITENED_IMAGES = 5000  # section 3.2: the first training images, whose patches the fixed first layer whitens
 FULL_SIZE = {0: 32}  # {epochs seen: pixels each way}
 LEAST_SIZE = 9  # of images: whitening and three poolings leave one pixel
-WHITENING_BIAS_EPOCHS = 0.2  # script: seven steps, at a rate that falls to 0; here at half of it
+WHITENING_BIAS_EPOCHS = 0.2  # script: seven steps, at a rate that falls to 0; here half that rate
 LOGIT_SCALE = 1 / 9  # airbench94_muon; the script divides by the number of features
 MOVING_MOMENTUM = 0.5566  # of batch normalisation's moving statistics: script
 
 IN = 0.851  # scaled_swish(IN * x) is GELU times 1.702, which the next normalisation removes
 IN_SILU = 1 / 2  # scaled_swish(x / 2) is SiLU
 
-# Other variables than filters are moved by momentum. The script's rates are those for the sum of the batch's losses;
-# its decay is decoupled from the rate, and so divided by it here.
+# Momentum moves all variables except filters. The script's rates are for the sum of a batch's losses; its decay does
+# not depend on the rate, so it is divided by the rate here.
 BATCH, RATE = 1536, 0.205  # Muon's
 MOMENTUM = 0.825
 BIAS_RATE = 0.0573 * BATCH
@@ -59,7 +60,7 @@ RECIPE = {
     "dtype": "auto",
     "eval_at_end": True,
 }
-# Further arguments of `inference`, the options that differ, and --image_sizes.
+# For each network: further arguments of `inference`, the recipe, --image_sizes.
 NETWORKS = {
     "cifar10_94": dict(widths=(64, 256, 256), head=1.5),  # section 3.1; ours: the head moves faster
     "cifar10_95": dict(widths=(128, 384, 384)),  # airbench95
@@ -74,7 +75,7 @@ IMAGE_SIZES = {"cifar10_94": "0:20,1.5:24,4.5:32", "cifar10_95": "0:20,3:24,9:32
 
 
 def head_rate(num_features: int, head: float = 1.0) -> float:
-    """Returns the head's learning rate: `head` times the script's, which is for logits divided by their features."""
+    """Returns the head's learning rate: `head` times the script's, for logits divided by their number of features."""
     return head * 0.5415 * BATCH / (num_features * LOGIT_SCALE) ** 2
 
 
@@ -107,7 +108,7 @@ def inference(
     if sizes != FULL_SIZE:
         images = layers.progressive_resize(images, sizes)
     map_sizes = [size - whitening.SIZE + 1 for size in sizes.values()]
-    pixels_first = is_by_spectra(images.dtype)  # the order of axes in which those are fastest
+    pixels_first = is_by_spectra(images.dtype)  # the fastest order of axes for products of spectra
 
     def convolved(maps, filters):
         return convolution(maps, _kernels(maps, filters), pixels_first, sizes=map_sizes)
@@ -127,7 +128,7 @@ def inference(
                 normalized = _normalized(convolved(maps, width), training)
                 # SiLU of the sum: both are halved.
                 maps = scaled_swish(normalized + IN_SILU * first if conv == 3 else normalized)
-    # Of equal values, frequent in bfloat16, each gets its share of the gradient.
+    # Equal maxima, frequent in bfloat16, share the gradient.
     features = tf.reduce_max(maps, [0, 1] if pixels_first else [1, 2])
     features = tf.cast(features, tf.float32) if features.dtype.size < 4 else features  # logits keep their digits
     rate = head_rate(features.shape[-1], head)
@@ -180,12 +181,12 @@ def _normalized(maps: tf.Tensor, training: bool) -> tf.Tensor:
 
 
 def _moved_at(rate: float, until_epoch: float = math.inf):
-    """Variables created in this block are moved by momentum, at this rate when --learning_rate is the recipe's."""
+    """Moves the variables created in this block by momentum, at this rate if --learning_rate is the recipe's."""
     return layers.param_group(rate / RATE, until_epoch, muon=False, momentum=MOMENTUM)
 
 
 def _kernels(maps: tf.Tensor, filters: int) -> tf.Tensor:
-    """Creates the kernels of a convolution, which every step brings to the norm sqrt(filters): airbench94_muon."""
+    """Creates a convolution's kernels; each step rescales them to the norm sqrt(filters), as airbench94_muon does."""
 
     def normed(kernels):
         return kernels * (filters**0.5 / tf.norm(kernels))
@@ -194,7 +195,7 @@ def _kernels(maps: tf.Tensor, filters: int) -> tf.Tensor:
 
 
 class _PartlyIdentity(v1.variance_scaling_initializer):
-    """Filters of section 3.3: the first pass on one channel each, the others PyTorch's default."""
+    """Section 3.3's filters: the first ones each pass on one channel, the others are PyTorch's default."""
 
     def __init__(self):
         super().__init__(1 / 3, distribution="uniform")

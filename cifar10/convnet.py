@@ -8,7 +8,7 @@ from tower_train import layers
 
 NUM_CLASSES = 10
 WEIGHT_DECAY = 0.004
-RADIUS, BIAS, ALPHA = 4, 1.0, 0.001 / 9.0  # of the local response normalisation, with the exponent of 0.75
+RADIUS, BIAS, ALPHA = 4, 1.0, 0.001 / 9.0  # for local response normalisation; its exponent is 0.75
 
 v1 = tf.compat.v1
 
@@ -19,7 +19,7 @@ def inference(images: tf.Tensor, training: bool) -> tf.Tensor:
     Variables and arithmetic have the dtype of the images. The layers, their sizes, initial values and variable names
     are the tutorial's. Each layer's output is summarised.
     """
-    del training  # no layer behaves differently in it
+    del training  # layers do the same in training and evaluation
     with v1.variable_scope("conv1"):
         maps = convolution(images, _filters(images, 64))
         biases = layers.biases(maps)
@@ -48,19 +48,19 @@ def local_response_normalization(inputs: tf.Tensor) -> tf.Tensor:
         output[..., c] = inputs[..., c] * energy[..., c] ^ -0.75
 
     From Krizhevsky et al. 2012, section 3.3; equals `tf.nn.lrn(inputs, RADIUS, BIAS, ALPHA, beta=0.75)`, which is many
-    times slower on a CPU and never in float64. The window's sum is a banded matrix product. Two square roots give this
-    power far faster than a general one. The gradient is written by hand, with half the passes over memory of
-    differentiating these operations one by one.
+    times slower on a CPU and does not support float64. The window's sum is a banded matrix product. Two square roots
+    are far faster than a general power. The gradient is written by hand: automatic differentiation of these operations
+    would pass over memory twice as often.
 
     Args:
-      inputs: floating point [..., channels], as is the result; the number of channels is static. Below float32 the
-        arithmetic is in float32.
+      inputs: floating point [..., channels], as is the result; the number of channels is static. Lower
+        precisions than float32 are computed in float32.
     """
     channels = inputs.shape[-1]
     dtype = tf.float32 if inputs.dtype.size < 4 else inputs.dtype
     distances = np.abs(np.subtract.outer(np.arange(channels), np.arange(channels)))
     band = distances <= RADIUS  # symmetric: the gradient sums over the same window as the function
-    is_convolution = layers.on_gpu() and inputs.shape.rank == 4  # in TensorFlow's order of axes, whichever it is
+    is_convolution = layers.on_gpu() and inputs.shape.rank == 4  # works in any order of axes that TensorFlow chooses
 
     def window_sum(values, weight, bias=0.0):
         matrix = (band * weight).astype(dtype.as_numpy_dtype)
@@ -68,7 +68,7 @@ def local_response_normalization(inputs: tf.Tensor) -> tf.Tensor:
             sums = tf.nn.conv2d(values, tf.constant(matrix[np.newaxis, np.newaxis]), strides=1, padding="SAME")
         else:
             sums = tf.matmul(tf.reshape(values, [-1, channels]), tf.constant(matrix))
-        if bias:  # bias_add: TensorFlow fuses it into the matrix product, as it does not with a plain sum.
+        if bias:  # TensorFlow fuses bias_add into the matrix product, but not a plain sum
             sums = tf.nn.bias_add(sums, tf.fill([channels], tf.cast(bias, dtype)))
         return sums if is_convolution else tf.reshape(sums, tf.shape(values))
 
@@ -101,7 +101,7 @@ def _max_pool(maps):
 
 
 def _observed(activations, layer):
-    """Returns the activations, and summarises them as the tutorial does; a plain step skips that."""
+    """Summarises the activations as the tutorial does, and returns them; a step without summaries skips that."""
     observed = tf.identity(activations, name=layer)
     sparsity = tf.reduce_mean(tf.cast(tf.equal(observed, 0), tf.float32))
     with tf.device("/cpu:0"):  # GPUs have no kernels for summaries

@@ -1,12 +1,12 @@
-"""A convolution with fewer multiplications: by the convolution theorem it is a product, frequency by frequency.
+"""A convolution with fewer multiplications: by the convolution theorem it is one product for each frequency.
 
-Filtering an image of h x w pixels with 3 x 3 taps takes 9 h w products for each channel and filter. Of a real image's
-two-dimensional spectrum half of the frequencies tell the rest, and a product of two complex numbers takes three of real
-ones: with 8 x 8 frequencies, enough for 7 x 7 pixels, that is 94 products instead of 441. All of them are products
-between all channels and all filters, and so the frequencies make one batched matrix product. The transforms are
-products with small constant matrices, since sequences as short as these gain nothing by a fast Fourier transform.
+Filtering an image of h x w pixels with 3 x 3 taps takes 9 h w products for each channel and filter. Half of the
+frequencies of a real image's spectrum determine the other half, and a product of two complex numbers takes three real
+ones: with 8 x 8 frequencies, enough for 7 x 7 pixels, that is 94 products instead of 441. Each frequency multiplies
+all channels with all filters, so all frequencies together are one batched matrix product. The transforms are products
+with small constant matrices, because a fast Fourier transform is no faster for such short sequences.
 
-The mathematics is the same, and so is the rounding: to 2e-7 in float32. `fastest` says when it is faster.
+The result equals that of a direct convolution to 2e-7 in float32. `fastest` chooses between them.
 """
 
 import functools
@@ -32,34 +32,34 @@ class Algorithm(NamedTuple):
     joins: bool = False
 
 
-# {dtype, or the instructions for bfloat16: the fastest}, by steps of the layers of convnet and cifar10_94 on two cores.
+# {dtype, or bfloat16 instructions: fastest algorithm}, from timing the layers of convnet and cifar10_94 on two cores.
 _FASTEST = {
     "float64": Algorithm(by_spectra=True),
     "float32": Algorithm(by_spectra=True),  # 1.4 to 2.3 times as fast as direct: AMD EPYC with AVX-512
-    "float16": Algorithm(by_spectra=True, in_float32=True),  # beyond whose 65,504 a spectrum's sums may get
-    "bfloat16": Algorithm(by_spectra=True, in_float32=True),  # a half to a fifth of float32's products: Intel, AVX-512
-    "bf16": Algorithm(by_spectra=True),  # of ARM; not measured
+    "float16": Algorithm(by_spectra=True, in_float32=True),  # a spectrum's sums may exceed 65,504
+    "bfloat16": Algorithm(by_spectra=True, in_float32=True),  # 2 to 5 times slower than float32: Intel, AVX-512
+    "bf16": Algorithm(by_spectra=True),  # ARM's; not measured
     "avx512_bf16": Algorithm(by_spectra=True),  # 1.3 to 2.9 times as fast as direct: AMD EPYC
     "amx_bf16": Algorithm(by_spectra=False, joins=True),  # 1.6 times as fast as by spectra: Intel Xeon
 }
 
-# oneDNN sums a gradient of weights by rows of an image, which AMX takes by 32 pixels: 7 of them cost as much.
-_ROW, _WIDEST_JOINED = 32, 12  # beyond 12 pixels making the rows costs what they save
+# oneDNN sums the weights' gradient row by row, and AMX takes 32 pixels at once: a row of 7 costs as much as one of 32.
+_ROW, _WIDEST_JOINED = 32, 12  # beyond 12 pixels, joining costs as much as it saves
 
 
 class Axes(NamedTuple):
-    """Real matrices for what happens along the two axes of an image, one axis after the other.
+    """Real matrices that transform an image along its first axis, and then along its second.
 
-    Along the first axis all is real, and frequencies 0 and length / 2 of its spectrum are; these two are called the
-    ends. The others, of which there are pairs of conjugates, are kept as real and imaginary part in turn. Along the
-    second axis come therefore real sequences, of which the same holds, and complex ones, which have `length`
-    frequencies that are all complex.
+    Along the first axis the input is real. Frequencies 0 and length / 2 of its spectrum are real too: these are the
+    ends. The other frequencies are pairs of conjugates; one of each pair is kept, as a real and an imaginary part.
+    Along the second axis, the ends are real sequences, and have such a spectrum again. The others are complex
+    sequences, with `length` complex frequencies.
     """
 
     first: np.ndarray  # of the first axis, [length, size]; in the inverse [size, length]
     # of the real sequences, [2 + 3 (length / 2 - 1), size]: the ends, then three numbers a complex frequency
     ends: np.ndarray
-    inner: np.ndarray  # of the complex ones, [3 length, 2 size]: three numbers a frequency, of real and imaginary parts
+    inner: np.ndarray  # of the complex ones, [3 length, 2 size]: three numbers a frequency, of its two parts
 
 
 def convolution(
@@ -74,12 +74,12 @@ def convolution(
     On a GPU it is TensorFlow's convolution, since cuDNN chooses among algorithms by itself.
 
     Args:
-      inputs: floating point [batch, height, width, channels]; the channels are static, height and width unless there
-        are `sizes`.
+      inputs: floating point [batch, height, width, channels]; the channels are static, and so are height and width
+        unless `sizes` are given.
       weights: [taps, taps, channels, filters]; odd numbers of taps.
-      pixels_first: inputs and outputs are [height, width, batch, ...], in which spectra need no other order.
+      pixels_first: inputs and outputs are [height, width, batch, ...], the order that spectra need.
       algorithm: on a CPU; None for `fastest`.
-      sizes: the heights that inputs may have, which are square then.
+      sizes: the heights that inputs may have; they are square then.
 
     Returns:
       [batch, height, width, filters], or [height, width, batch, filters].
@@ -100,8 +100,8 @@ def convolution(
 def fastest(dtype: tf.DType, channels: int) -> Algorithm:
     """Returns the algorithm for inputs of this dtype and number of channels on this processor.
 
-    Only in bfloat16 does it depend on the processor, whose instructions round differently anyway: a run that moves to
-    another processor has other roundings with any algorithm.
+    It depends on the processor in bfloat16 only. Processors round bfloat16 differently anyway, so a run that moves to
+    another one rounds differently with any algorithm.
     """
     instructions = host.bfloat16_instructions() if dtype == tf.bfloat16 else None
     algorithm = _FASTEST[instructions or dtype.name]
@@ -109,7 +109,7 @@ def fastest(dtype: tf.DType, channels: int) -> Algorithm:
 
 
 def is_by_spectra(dtype: tf.DType) -> bool:
-    """Returns whether `convolution` multiplies spectra here, of inputs with enough channels."""
+    """Returns whether `convolution` multiplies spectra on this device, for inputs with enough channels."""
     return not layers.on_gpu() and fastest(dtype, _LEAST_CHANNELS).by_spectra
 
 
@@ -126,7 +126,7 @@ def _direct(
 
 
 def _joined_convolution(counts: Mapping[int, int]) -> Callable:
-    """Returns a convolution whose gradient of the weights is that of images side by side: half to a tenth of the time.
+    """Returns a convolution that puts images side by side for the weights' gradient: a half to a tenth of the time.
     Between them are the zeros that surround an image anyway. counts: {width of the maps: how many images}."""
 
     @tf.custom_gradient
@@ -162,7 +162,7 @@ def _joining(maps: tf.Tensor, weights: tf.Tensor, sizes: Sequence[int] = ()) -> 
     """Convolves with the gradient of joined images, if that is faster."""
     batch, _, static_width, _ = maps.shape
 
-    def count(width: int) -> int:  # as many as divide the batch and fit into a row
+    def count(width: int) -> int:  # the most that divide the batch and fit into a row
         most = _ROW // (width + weights.shape[1] // 2) if batch and width <= _WIDEST_JOINED else 1
         return max((number for number in range(2, most + 1) if batch % number == 0), default=1)
 
@@ -194,14 +194,14 @@ def max_pool(maps: tf.Tensor, size: int, pixels_first: bool = True) -> tf.Tensor
     """Takes the greatest value of each size x size window.
 
     From [height, width, batch, channels] to [height // size, width // size, batch, channels]: windows do not overlap,
-    and what fills none is left out. Without pixels_first the batch comes first.
+    and pixels that fill no window are left out. Without pixels_first the batch comes first.
     """
     if not pixels_first:
         return tf.nn.max_pool2d(maps, size, size, "VALID")
     if maps.dtype in (tf.float64, tf.float16):  # which TensorFlow does not pool in three dimensions on a CPU
         pooled = tf.nn.max_pool2d(tf.transpose(maps, [2, 0, 1, 3]), size, size, "VALID")
         return tf.transpose(pooled, [1, 2, 0, 3])
-    # As one image of three dimensions, in which only two are pooled: TensorFlow wants the pixels inside the batch.
+    # As one three-dimensional image, pooled along two dimensions: for two-dimensional ones the batch must come first.
     window = [1, size, size, 1, 1]
     return tf.squeeze(tf.nn.max_pool3d(tf.expand_dims(maps, 0), window, window, "VALID"), 0)
 
@@ -210,8 +210,8 @@ def max_pool(maps: tf.Tensor, size: int, pixels_first: bool = True) -> tf.Tensor
 def transforms(sizes: tuple[int, int], taps: tuple[int, int]) -> tuple[Axes, Axes, Axes]:
     """Returns the transforms of the maps, of the kernels, and of the products back to the outputs.
 
-    An image of `size` pixels that is filtered has size + taps - 1, the outermost of which are not wanted. A shorter
-    transform folds the end of it onto its beginning: from size + taps // 2 on that is only what is not wanted.
+    Filtering `size` pixels gives size + taps - 1, and the outermost are not wanted. A shorter transform adds the end to
+    the beginning; with a length of at least size + taps // 2, that changes only unwanted pixels.
     """
     first, second = (_Fourier(size, count) for size, count in zip(sizes, taps, strict=True))
     return (
@@ -233,7 +233,7 @@ class _Fourier:
 
 
 def _ends_and_inner(spectrum: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Splits rows of frequencies into 0 and the highest, and those between them, whose conjugates are the others."""
+    """Splits rows of frequencies into the ends (0 and the highest) and those between; the rest are conjugates."""
     half = len(spectrum) // 2
     return spectrum[[0, half]].real, spectrum[1:half]
 
@@ -246,15 +246,15 @@ def _real_spectrum(transform: np.ndarray) -> np.ndarray:
 
 def _from_real_spectrum(inverse: np.ndarray) -> np.ndarray:
     ends, inner = _ends_and_inner(inverse.T)
-    # Twice, for their conjugates.
+    # Doubled, for their conjugates.
     return np.concatenate([ends, 2 * np.stack([inner.real, -inner.imag], axis=1).reshape(2 * len(inner), -1)]).T
 
 
 def _along_second(transform: np.ndarray, factors: Callable) -> tuple[np.ndarray, np.ndarray]:
-    """Returns Axes.ends and Axes.inner, of the factors of three products (Gauss), from a complex [length, size].
+    """Returns Axes.ends and Axes.inner for the factors of Gauss's three products, from a complex [length, size].
 
     The product of a + bi and c + di is (r - t) + (r + s) i, with r = (a + b) c, s = a (d - c) and t = b (c + d).
-    From real and imaginary part `factors` makes the three of one side.
+    `factors` makes the three factors of one side from real and imaginary part.
     """
     ends, inner = _ends_and_inner(transform)
     real, imaginary = np.hstack([transform.real, -transform.imag]), np.hstack([transform.imag, transform.real])

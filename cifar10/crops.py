@@ -1,7 +1,7 @@
 """Whole images for the deeper networks, shifted by up to four pixels and flipped for training.
 
-He et al. 2015 ("Deep residual learning", section 4.2): 4 pixels are padded on each side and a 32 x 32 crop of the
-padded image or its mirror image is taken. Zeros are padded after normalisation, so the border has the mean colour.
+He et al. 2015 ("Deep residual learning", section 4.2): pad each side by 4 pixels and take a 32 x 32 crop of
+the padded image or its mirror image. Zeros are padded after normalisation, so the border has the mean colour.
 """
 
 import numpy as np
@@ -15,19 +15,19 @@ PADDING = 4
 # Of each channel over the 50,000 training images, in grey levels.
 MEAN = np.array([125.307, 122.950, 113.865], np.float32)
 DEVIATION = np.array([62.993, 62.089, 66.705], np.float32)
-# Of each value of a row: broadcasting over a last dimension of 3 takes several times as long.
+# For each value of a row: broadcasting over a last dimension of 3 takes several times as long.
 _ROW_MEAN, _PER_ROW_DEVIATION = np.tile(MEAN, SIZE), np.tile(1 / DEVIATION, SIZE)
 
 
 def prepare(images: tf.Tensor) -> tf.Tensor:
     """Subtracts the mean and divides by the deviation of each channel: uint8 [batch, 32, 32, 3] to float32."""
-    # A product, which TensorFlow makes of a division by a constant in some graphs, but not in input pipelines.
+    # A product: TensorFlow turns division by a constant into one in some graphs, but not in input pipelines.
     rows = tf.reshape(tf.cast(images, tf.float32), [-1, SIZE * 3])
     return tf.reshape((rows - _ROW_MEAN) * _PER_ROW_DEVIATION, tf.shape(images))
 
 
 def augment(images: tf.Tensor, draws: workload.Draws) -> tf.Tensor:
-    """Prepares images, shifts them by -4 to 4 pixels each way, zeros moving in, and flips half of them left to right.
+    """Prepares images, shifts them by up to 4 pixels each way, fills with zeros, and flips half of them left to right.
 
     From uint8 [batch, 32, 32, 3] to float32.
     """

@@ -2,10 +2,10 @@
 
 Ten classes: six shapes and four textures. Place, size, rotation, colours, background and noise vary, and figures are as
 often darker as brighter than their background, so no single pixel gives the class: a linear classifier stays far below
-a small convolutional network after a thousand steps. Nothing depends on brightness, on left and right or on the
-outermost pixels, all of which the training augmentations change.
+a small convolutional network after a thousand steps. No class depends on brightness, on left and right or on the
+outermost pixels, because the training augmentations change those.
 
-Images are a function of the seed, to the last bit, on every machine: the random numbers are the raw bits of PCG64,
+A seed gives the same images, to the last bit, on every machine: the random numbers are the raw bits of PCG64,
 whose stream NumPy promises to keep (NEP 19), and the drawing uses only operations that IEEE 754 defines exactly: no
 sine, no exponential, no sum whose order is left open.
 """
@@ -24,8 +24,8 @@ _SIZE = records.IMAGE_SIZE
 
 
 def generate(directory: str | os.PathLike) -> pathlib.Path:
-    """Draws 10,000 images to train on and 2,000 to test on into CIFAR-10's files in `directory`/generated-0, or finds
-    them there; returns that folder. Raises DataError if the directory cannot be written to."""
+    """Returns the folder `directory`/generated-0, with 10,000 drawn training images and 2,000 test images in files
+    like CIFAR-10's; draws them if they are missing. Raises DataError if the directory cannot be written to."""
     folder = pathlib.Path(directory, "generated-0")
     try:
         publish.publish_folder(folder, _write, _is_complete)
@@ -40,7 +40,7 @@ def generate(directory: str | os.PathLike) -> pathlib.Path:
 def draw(count: int, seed: int, stream: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Draws uint8 images [count, 3, 32, 32] and labels [count], the classes taking turns.
 
-    The count is a multiple of 10. Each pair of seed and stream, both at least 0, gives other images.
+    The count is a multiple of 10. Each pair of seed and stream, both at least 0, gives different images.
     """
     labels = (np.arange(count) % len(_CLASSES)).astype(np.uint8)
     images = np.empty((count, records.CHANNELS, _SIZE, _SIZE), np.uint8)
@@ -74,7 +74,7 @@ def _draw_class(inside, count: int, bits: np.random.BitGenerator) -> np.ndarray:
     u, v = _figure_coordinates(uniform)
     covered = np.clip(inside(u, v) + 0.5, 0, 1)[:, np.newaxis]  # how much of each pixel: edges are smooth
     sign = np.where(uniform(0, 1, 3, 1, 1) < 0.5, np.float32(-1), np.float32(1))
-    contrast = sign * uniform(45, 110, 3, 1, 1)  # grey levels; enough to be seen in the strongest noise
+    contrast = sign * uniform(45, 110, 3, 1, 1)  # grey levels; visible in the strongest noise
     noise = uniform(-1, 1, 3, _SIZE, _SIZE) + uniform(-1, 1, 3, _SIZE, _SIZE)
     strength = uniform(4, 24, 1, 1, 1)
     return np.clip(_background(uniform) + contrast * covered + strength * noise, 0, 255).astype(np.uint8)
@@ -126,7 +126,7 @@ def _triangle(u, v, radius):
 
 
 def _wave(u, period):
-    """Returns how far inside the nearest stripe each pixel is, half of all pixels being inside."""
+    """Returns each pixel's distance inside the nearest stripe; half of all pixels are inside one."""
     phase = u / period - np.floor(u / period)
     return (np.float32(0.25) - np.abs(phase - np.float32(0.5))) * period
 

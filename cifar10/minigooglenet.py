@@ -16,8 +16,8 @@ _INITIALIZER = v1.variance_scaling_initializer(2.0)
 # By stage: the modules' (1 x 1, 3 x 3) channels, and the channels of the convolution that halves the picture.
 STAGES = [([(32, 32), (32, 48)], 80), ([(112, 48), (96, 64), (80, 80), (48, 96)], 96), ([(176, 160), (176, 160)], None)]
 
-# The tutorial's 70 epochs with momentum and a rate that falls linearly to 0. Zhang et al., table 1, have 89.0 % on the
-# test images with random crops and weight decay.
+# The tutorial's 70 epochs with momentum and a rate that falls linearly to 0. Zhang et al., table 1, report 89.0 % on
+# the test images with random crops and weight decay.
 RECIPE = {
     "optimizer": "momentum",
     "momentum": 0.9,

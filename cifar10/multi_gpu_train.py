@@ -2,10 +2,10 @@
 
     python -m cifar10.multi_gpu_train --num_gpus=2
 
-This is the method; tower_train is the method with what a real run needs. Written afresh after the published program.
-Its slow parts stay: queues that handle one example at a time, `tf.nn.lrn`, weight decay in every tower, gradients
-averaged by concat. Three mistakes are mended: the loss is the mean over towers, not that of the last; the moving
-averages follow the update; the learning rate decays by epochs, however many towers there are.
+This is the method; tower_train adds what a real run needs. The code is new, but does what the published program does.
+The slow parts stay: queues that handle one example at a time, `tf.nn.lrn`, weight decay in every tower, gradients
+averaged by concat. Three mistakes are corrected: the loss is the mean over towers, not the last tower's; the moving
+averages follow the update; the learning rate decays by epochs for any number of towers.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ def distorted_inputs(files: list[str], num_examples: int, batch_size: int) -> tu
         image = tf.image.random_brightness(image, max_delta=63)
         image = tf.image.random_contrast(image, lower=0.2, upper=1.8)
         image = tf.image.per_image_standardization(image)
-        least = int(num_examples * QUEUE_FRACTION)  # or the first batches would be the first of the files
+        least = int(num_examples * QUEUE_FRACTION)  # otherwise the first batches would come from the start of the files
         return v1.train.shuffle_batch(
             [image, label], batch_size, least + 3 * batch_size, min_after_dequeue=least, num_threads=READER_THREADS
         )
@@ -128,7 +128,7 @@ def train(request: DataRequest, global_batch: int, after_step: Callable[[float],
                 with tf.device(device), v1.name_scope(f"tower_{i}") as scope:
                     images, labels = distorted_inputs(files, num_examples, global_batch // num_gpus)
                     losses.append(tower_loss(scope, images, labels))
-                    v1.get_variable_scope().reuse_variables()  # the next tower has the same
+                    v1.get_variable_scope().reuse_variables()  # the next tower shares the variables
                     tower_grads.append(optimizer.compute_gradients(losses[-1]))
 
         update = optimizer.apply_gradients(average_gradients(tower_grads), global_step=global_step)
@@ -169,7 +169,7 @@ class PortOptions(Options):
 
 def main(argv: Sequence[str]) -> int:
     options = command_line.parse(argv, PortOptions, __doc__)
-    v1.logging.set_verbosity(v1.logging.ERROR)  # else TensorFlow says of each queue that it is deprecated
+    v1.logging.set_verbosity(v1.logging.ERROR)  # otherwise TensorFlow warns about each queue
     request, steps = DataRequest("train", options.dataset, options.data_dir), itertools.count(1)
     global_batch = options.batch_size * options.num_gpus
     train(request, global_batch, lambda _: next(steps) == options.max_steps, options.num_gpus)

@@ -1,11 +1,11 @@
 """The CIFAR-10 binary format, read whole, checked byte by byte, and given to the trainer as `Examples`.
 
-A file is a row of 3073-byte records: one label byte, then 32x32 red, 32x32 green and 32x32 blue bytes, row by row
-(https://www.cs.toronto.edu/~kriz/cifar.html, "Binary version"). Any number of records makes a file, so smaller sets in
-the same format train as well.
+A file is a sequence of 3073-byte records: one label byte, then 32x32 red, 32x32 green and 32x32 blue bytes, row by row
+(https://www.cs.toronto.edu/~kriz/cifar.html, "Binary version"). A file may hold any number of records, so smaller data
+sets in the same format work too.
 
 The planes are interleaved to [height, width, channels] once, while a file is read: for 50,000 images that takes a tenth
-of a second, which transposing batches would take every few hundred steps. Each thread reads, hashes and interleaves one
+of a second, as much as transposing the batches of a few hundred steps. Each thread reads, hashes and interleaves one
 file at a time (numpy and hashlib release the interpreter lock).
 """
 
@@ -62,7 +62,7 @@ def read(paths: Sequence[str | os.PathLike]) -> Records:
 
 
 def read_split(directory: str | os.PathLike, split: str) -> Records:
-    """Reads the files of a split, 'train' or 'test', in `directory`. Raises DataError as `read`."""
+    """Reads the files of a split, 'train' or 'test', in `directory`. Raises DataError like `read`."""
     return read([os.path.join(directory, name) for name in FILES[split]])
 
 
@@ -78,7 +78,7 @@ def class_names(directory: str | os.PathLike) -> tuple[str, ...]:
 
 
 def examples(directory: str | os.PathLike, split: str, name: str) -> Examples:
-    """Reads the examples of a split, which logs call by this name: uint8 [batch, 32, 32, 3] images and int32 labels."""
+    """Reads the examples of a split; logs use the name: uint8 [batch, 32, 32, 3] images and int32 labels."""
     records = read_split(directory, split)
     fetch = arrays.fetcher(records.images, records.labels)
     return Examples(

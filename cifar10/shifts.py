@@ -1,9 +1,10 @@
-"""Whole images for the networks of cifar10_94: shifted by up to two or four pixels, flipped in every other epoch, of
-changed brightness and contrast, some with a square cut out; and six views for evaluation, of images that are in doubt.
+"""Whole images for the networks of cifar10_94. For training they are shifted by up to two or four pixels, flipped in
+every other epoch, changed in brightness and contrast, and some have a square cut out; in evaluations, doubtful ones
+get six views.
 
 Jordan 2024 ("94% on CIFAR-10 in 3.29 seconds on a single GPU", arXiv 2404.00498, section 3.6): an image that is flipped
-at random each time has the same orientation in two consecutive epochs half of the time. So each is flipped at random in
-the first epoch only, and then alternates.
+at random in each epoch often has the same orientation twice in a row. So each is flipped at random in the first epoch
+only, and then alternates.
 """
 
 import tensorflow as tf
@@ -15,7 +16,7 @@ from tower_train.data import augmentation
 SIZE = crops.SIZE
 MOST, MOST_WITH_CUTOUT = 2, 4  # pixels each way that an image is shifted
 CUTOUT = 12  # pixels each way of the square that is cut out
-DOUBT = 0.7  # less than this between the two largest probabilities; six views of these images only
+DOUBT = 0.7  # if the two largest probabilities differ by less, an image gets six views
 BRIGHTNESS, CONTRAST = 0.1399, 0.1308  # most change, of images as `crops.prepare` makes them (see cifar10_94, "script")
 
 
@@ -24,8 +25,8 @@ def augment(images: tf.Tensor, draws: workload.Draws, most: int = MOST) -> tf.Te
     brightness and contrast.
 
     From uint8 [batch, 32, 32, 3] to float32, reflected at the edge as by numpy's 'reflect'. A gather of pixels is
-    several times faster than padding and `crop_and_resize`. It is of float32, and places are int64, since GPUs gather
-    no uint8 and compute with int32 on the host.
+    several times faster than padding and `crop_and_resize`. It takes float32 and int64 places: GPUs gather no uint8
+    and compute with int32 on the host.
     """
     images = tf.cast(images, tf.float32)
     places = tf.cast(tf.floor((2 * most + 1) * draws.uniform("shift", 2)), tf.int64) - most
@@ -41,10 +42,10 @@ def augment(images: tf.Tensor, draws: workload.Draws, most: int = MOST) -> tf.Te
 
 
 def augment_with_cutout(images: tf.Tensor, draws: workload.Draws) -> tf.Tensor:
-    """Augments as `augment`, with shifts of up to 4 pixels, and cuts a square of 12 x 12 pixels out of each image.
+    """Augments like `augment`, with shifts of up to 4 pixels, and cuts a square of 12 x 12 pixels out of each image.
 
-    As airbench96 (see cifar10_94): cutout (DeVries and Taylor 2017, arXiv 1708.04552) with the whole square inside the
-    image, filled with 0, the mean colour.
+    As in airbench96 (see cifar10_94): cutout (DeVries and Taylor 2017, arXiv 1708.04552) with the whole square inside
+    the image, filled with 0, the mean colour.
     """
     moved = augment(images, draws, MOST_WITH_CUTOUT)
     top, left = tf.unstack(tf.floor((SIZE - CUTOUT + 1) * draws.uniform("cutout", 2)), axis=1)
@@ -65,8 +66,8 @@ def views(images: tf.Tensor) -> list[tuple[float, tf.Tensor]]:
 
 
 def unsure(logits: tf.Tensor) -> tf.Tensor:
-    """Returns for which images, bool [batch], the first view's logits [batch, classes] leave a doubt: a quarter of
-    those of a network that is right about 94 %."""
+    """Returns which images, bool [batch], are in doubt after the first view's logits [batch, classes]: a quarter of
+    them if the network classifies 94 % correctly."""
     best = tf.math.top_k(tf.nn.softmax(tf.cast(logits, tf.float32)), 2).values
     return best[:, 0] - best[:, 1] < DOUBT
 

@@ -1,4 +1,4 @@
-"""The images of a run: --dataset=auto, cifar10 or generated, and --data_dir; CIFAR-10 is downloaded if need be."""
+"""The images of a run: --dataset=auto, cifar10 or generated, and --data_dir; CIFAR-10 is downloaded if missing."""
 
 import dataclasses
 import functools
@@ -20,17 +20,17 @@ CIFAR10 = remote.RemoteFile(
     checksum=("sha256", "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),
 )
 
-_AUTO_TIMEOUT_SECS = 5  # a run that can do without the network waits less
+_AUTO_TIMEOUT_SECS = 5  # short: the run can also train on drawn images
 
 
 def examples(request: workload.DataRequest) -> workload.Examples:
     """Reads the images of a split, after downloading or drawing them if necessary.
 
     `cifar10` is CIFAR-10, downloaded if it is missing. `generated` is the drawn stand-in, made if it is missing. `auto`
-    is CIFAR-10 if it can be had, or else the stand-in; in a directory that the user named it is what is there and
-    nothing else. CIFAR-10 may be in the directory itself or, as its archive unpacks, in `cifar-10-batches-bin` in it.
+    is CIFAR-10 if it is there or can be downloaded, else the stand-in; in a directory that the user named, only what is
+    there. CIFAR-10 may be in the directory itself or, as its archive unpacks, in `cifar-10-batches-bin` in it.
     The stand-in ignores `request.seed`, and says in its `notice` that it is not CIFAR-10. Raises DataError for images
-    that cannot be had, are incomplete or are damaged.
+    that are unavailable, incomplete or damaged.
     """
     folder, why_drawn = locate(request)
     if why_drawn:
@@ -38,13 +38,13 @@ def examples(request: workload.DataRequest) -> workload.Examples:
         notice = f"NOT CIFAR-10: these are {what}, {why_drawn} Precision on them says nothing about CIFAR-10."
         drawn = records.examples(folder, request.split, "generated")
         return dataclasses.replace(drawn, dataset="generated", notice=notice)
-    # Other images in the same format are called by their folder.
+    # Other images in the same format are named after their folder.
     name = "CIFAR-10" if records.class_names(folder) == records.CLASS_NAMES else str(folder)
     return dataclasses.replace(records.examples(folder, request.split, name), dataset="cifar10")
 
 
 def locate(request: workload.DataRequest) -> tuple[pathlib.Path, str]:
-    """Returns the folder of the .bin files, and the reason for drawn images, or ''. Raises DataError as `examples`."""
+    """Returns the folder of the .bin files, and the reason for drawn images or ''. Raises DataError like `examples`."""
     directory = directories.chosen(request.data_dir)
     if request.dataset == "generated":
         return generated.generate(directory), "as --dataset=generated asks."
@@ -91,15 +91,15 @@ def _download_failure(directory: pathlib.Path) -> str | None:
 def download(
     data_dir: str | os.PathLike, archive: remote.RemoteFile = CIFAR10, timeout_secs: float = 15
 ) -> pathlib.Path:
-    """Makes `data_dir`/cifar-10-batches-bin, unless it is there, by downloading, verifying and unpacking an archive;
-    returns it. Raises DataError for no network, a server that answers late or wrongly, another archive than expected,
-    or a `data_dir` that cannot be written to."""
+    """Downloads, verifies and unpacks an archive into `data_dir`/cifar-10-batches-bin, unless that exists; returns it.
+    Raises DataError if there is no network, the server answers late or wrongly, the archive is not the expected one, or
+    `data_dir` cannot be written to."""
     folder = pathlib.Path(data_dir, FOLDER)
 
     def fill(partial: pathlib.Path) -> None:
         packed = partial / "archive.tar.gz"
         remote.fetch(archive, packed, timeout_secs)
-        with tarfile.open(packed) as members:  # whose checksum is the expected one
+        with tarfile.open(packed) as members:  # its checksum has been verified
             for member in members:
                 name = pathlib.PurePosixPath(member.name).name
                 if member.isfile() and name in (*records.ALL_FILES, records.CLASS_NAMES_FILE):

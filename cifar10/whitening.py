@@ -18,8 +18,8 @@ def kernels(images: np.ndarray) -> np.ndarray:
     """Divides the eigenvectors of all 2 x 2 patches' covariance by the root of their eigenvalues; adds their negatives.
 
     On images normalised by `crops.prepare` a convolution with the first half gives 12 uncorrelated channels of variance
-    eigenvalue / (eigenvalue + EPSILON), the largest eigenvalue's first. Of each eigenvector's two directions the first
-    half has the one whose largest component is positive.
+    eigenvalue / (eigenvalue + EPSILON), the largest eigenvalue's first. In the first half, each
+    eigenvector's largest component is positive.
 
     From uint8 [n, height, width, 3], before `crops.prepare`, to float32 [rows, columns and channels of a patch, 24].
     """
@@ -28,7 +28,7 @@ def kernels(images: np.ndarray) -> np.ndarray:
         windows = np.lib.stride_tricks.sliding_window_view(images[start : start + _PIECE], (SIZE, SIZE), axis=(1, 2))
         # All patches of all images: [patches, 12], rows before columns before channels.
         patches = np.moveaxis(windows, 3, -1).reshape(-1, SIZE * SIZE * 3).astype(np.float64)
-        # Sums of whole numbers below 2^53, and so the same to the bit in any order.
+        # Sums of whole numbers below 2^53, which are exact in any order.
         count, sums, products = count + len(patches), sums + patches.sum(axis=0), products + patches.T @ patches
     mean, deviation = sums / count, np.tile(crops.DEVIATION.astype(np.float64), SIZE * SIZE)
     covariance = (products / count - np.outer(mean, mean)) / np.outer(deviation, deviation)

@@ -54,10 +54,10 @@ def programs(count, module, *words):
         yield [stack.enter_context(jobs.Program(module, *words, TF_CONFIG=json.dumps(place))) for place in places]
 
 
-def write_on_board(host, text, rows=range(2)):
-    """Writes a text to rows of a chief's board, as whoever reaches its port can; OpError where there is none."""
+def write_to_store(host, text, rows=range(2)):
+    """Writes a text to rows of a chief's store, as anyone who reaches its port can; OpError if there is none."""
     config = tf.compat.v1.ConfigProto(operation_timeout_in_ms=2000)
     with tf.Graph().as_default(), tf.compat.v1.Session(f"grpc://{host}", config=config) as session:
         for row in rows:
-            place = tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=f"row/{row}", container="board")
+            place = tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=f"row/{row}", container="store")
             session.run(tf.raw_ops.AssignVariableOp(resource=place, value=text))

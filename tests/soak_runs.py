@@ -47,7 +47,7 @@ CLUSTERS = ("plain", "waiting", "elastic")
 DISTURBANCES = {
     "kill": tuple(KINDS), "stop": tuple(KINDS), "SIGTERM": tuple(KINDS), "SIGINT": ("alone",),
     "damaged checkpoint": ("alone",), "full disk": ("alone",), "stray": CLUSTERS, "wrong returner": CLUSTERS,
-    "garbage on the board": CLUSTERS, "cut connections": CLUSTERS, "duplicate": CLUSTERS, "lost packets": CLUSTERS,
+    "garbage in the store": CLUSTERS, "cut connections": CLUSTERS, "duplicate": CLUSTERS, "lost packets": CLUSTERS,
     "at a start": tuple(KINDS), "at a first step": tuple(KINDS), "at a save": tuple(KINDS),
     "at an evaluation": tuple(KINDS),
 }  # fmt: skip
@@ -57,7 +57,7 @@ CLAIMS = (
     (NAMED + r"(?:is missing|is lost|has not started|has ended|was told to end)", "touched"),
     (r"worker (\d+) \([^)]*\),? (?:has come, but |which )?is not reached", "touched"),
     (NAMED + r"(?:cannot train|trains already|cannot be started)", "wrong"),
-    (r"(\*\*\* Ignored) on the status board", "garbage"),
+    (r"(\*\*\* Ignored) a status of ", "garbage"),
     (r"(The connection) to another worker was lost", "touched"),
     (r"(The watch) over the workers has failed|(Traceback)", "never"),
 )
@@ -245,11 +245,11 @@ class Run:
             self.note("status", 2)
         self.come(index, **self._draw.choice([dict(learning_rate=0.5), dict(seed=5), dict(batch_size=4)]))
 
-    def _garbage_on_the_board(self):
+    def _garbage_in_the_store(self):
         self.note("garbage", "*** Ignored")
         text = self._draw.choice([b"no status", b"", b"{}", b"[" * 9999, self._draw.randbytes(99)])
         with contextlib.suppress(tf.errors.OpError):  # there may be no chief
-            clusters.write_on_board(self.hosts[0], text, [self._draw.randrange(self._kind.workers)])
+            clusters.write_to_store(self.hosts[0], text, [self._draw.randrange(self._kind.workers)])
 
     def _cut_connections(self):
         for path in [self._folder / f"cut{index}" for index in self._some()]:

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tower_train.cluster import failures
-from tower_train.cluster.board import WorkerState, WorkerStatus
 from tower_train.cluster.failures import FailureDetector
+from tower_train.cluster.store import WorkerState, WorkerStatus
 from tower_train.cluster.task import Policy, Task
 
 HOSTS = ("a:1", "b:2", "c:3")

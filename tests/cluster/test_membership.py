@@ -16,7 +16,7 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.cluster import agreement, heartbeat
 from tower_train.cluster.agreement import Agreement
-from tower_train.cluster.board import WorkerState
+from tower_train.cluster.store import WorkerState
 from tower_train.cluster.task import Policy, Task
 from tower_train.graph import devices
 from tower_train.proof.comparison import Outcome
@@ -75,7 +75,7 @@ def test_a_run_waits_for_killed_workers_is_not_touched_by_strays_and_trains_ever
     with soak_runs.scripted(tmp_path, 2, 2, wait_for_workers=True) as run:
         run.await_step()
         stray = run.come(1, worker_hosts=f"{run.hosts[0]},{clusters.hosts(1)[0]}", learning_rate=0.5)
-        for what in ("garbage on the board", "wrong returner"):
+        for what in ("garbage in the store", "wrong returner"):
             run.disturb(what)
             run.await_step()
         why = "cannot train with the chief: --learning_rate is 0.5, the chief's 0.05; the list of workers is"
@@ -204,7 +204,7 @@ def test_workers_that_mean_the_same_go_on_and_one_that_does_not_is_named_to_all(
 
 
 def test_two_trainings_of_one_process_may_differ():
-    """On the same servers and the same board."""
+    """On the same servers and the same store."""
     hosts = clusters.hosts(2)
     for seed in (0, 1):
         members = [clusters.member(hosts, index, 600.0, 600.0) for index in (0, 1)]

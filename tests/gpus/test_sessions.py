@@ -9,7 +9,7 @@ import jobs
 OWN_CONFIGURATION = {
     "tower_train.graph.devices": "the one place",
     "tower_train.cluster.membership": "a copy of that",
-    "tower_train.cluster.board": "a client of a server that runs already",
+    "tower_train.cluster.store": "a client of a server that runs already",
     "tower_train.cluster.program": "a copy of that of the devices",
     "tower_train.fronts.compat": "a copy of the process's",
     "tower_train.fronts.tf1.contrib": "not of a session",

@@ -5,9 +5,9 @@ import json
 from collections.abc import Callable, Mapping
 
 from tower_train import errors
-from tower_train.cluster.board import WorkerState, WorkerStatus
 from tower_train.cluster.heartbeat import Heartbeat
 from tower_train.cluster.rendezvous import RESIZED
+from tower_train.cluster.store import WorkerState, WorkerStatus
 from tower_train.cluster.task import Task
 from tower_train.console import say
 
@@ -25,7 +25,7 @@ class RunOver(Exception):
 
 
 class Agreement:
-    """One worker's part in the agreement, through the statuses on the chief's board."""
+    """One worker's part in the agreement, through the statuses in the chief's key-value store."""
 
     def __init__(self, task: Task, heartbeat: Heartbeat):
         self._task, self._heartbeat = task, heartbeat
@@ -118,5 +118,5 @@ class Agreement:
 
 
 def _as_read(facts: Mapping) -> dict:
-    """Returns values as they arrive through the board: tuples are lists, keys are texts."""
+    """Returns values as they arrive through the key-value store: tuples become lists, keys become texts."""
     return json.loads(json.dumps(facts))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.cluster.board import WorkerState, WorkerStatus, reason_unreached
+from tower_train.cluster.store import WorkerState, WorkerStatus, reason_unreached
 from tower_train.cluster.task import Policy, Task
 from tower_train.console import say
 
@@ -38,7 +38,7 @@ class FailureDetector:
         self._reached = [("", "", 0.0)] * len(task.hosts)  # (start, reason why it is not, when that was seen)
 
     def note(self, statuses: Sequence[WorkerStatus], mine: WorkerStatus) -> None:
-        """Notes the statuses read from the board, and this worker's own."""
+        """Notes the statuses read from the store, and this worker's own."""
         if self._task.is_chief:  # a status for another start of the chief is that of a worker that has not started
             statuses = [status if status.chief == mine.start_id else WorkerStatus() for status in statuses]
         for i, (status, before) in enumerate(zip(statuses, self.statuses, strict=False)):

@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.cluster import failures
-from tower_train.cluster.board import Board, WorkerState, WorkerStatus, reason_unreached
 from tower_train.cluster.failures import FailureDetector
 from tower_train.cluster.rendezvous import Memory, Rendezvous
+from tower_train.cluster.store import Store, WorkerState, WorkerStatus, reason_unreached
 from tower_train.cluster.task import Policy, Task
 
 WAITING_SECS = 0.1  # between heartbeats while nothing is trained
@@ -23,7 +23,7 @@ _LEFT = (WorkerState.OVER, WorkerState.GONE, WorkerState.FAILED)
 
 
 class Heartbeat:
-    """A worker's status on the board, and the failure that ends it. target: the chief's server; leave_at_once: ends the
+    """A worker's status in the store, and the failure that ends it. target: the chief's server; leave_at_once: ends the
     process if its step cannot be ended."""
 
     def __init__(self, task: Task, policy: Policy, target: str, leave_at_once: Callable[[errors.UserError], None]):
@@ -35,22 +35,22 @@ class Heartbeat:
         self.session = None  # closed when a worker is lost, so that a step which waits for it ends
         self.first_step = None  # the time at which this start's first step ended
         self.is_to_resize = False  # the steps are to end since more workers could train along
-        self.is_displaced = False  # another process lives in this one's place
+        self.is_displaced = False  # another process has this one's place
         self._interval = min(1.0, policy.worker_timeout_secs / 10)  # between heartbeats, during training
-        # whether this worker writes to the board; the others do once they know that nobody else lives in their place
+        # whether this worker writes its row: the chief always, another once no other process has its place
         self.has_row, self._seen, self._seen_at = task.is_chief, None, 0.0
         self._changed, self._ended, self._freed = threading.Event(), threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-        self.board = Board(target, task, max(1.0, 2 * self._interval), self._start_id, self.pause)
+        self.store = Store(target, task, max(1.0, 2 * self._interval), self._start_id, self.pause)
 
     def start(self) -> None:
         if self._task.is_chief:
-            self.board.clear()
+            self.store.clear()
         self._thread.start()
 
     def end(self, last_state: WorkerState | None = None) -> None:
-        """Ends the thread, and leaves a last state on the board."""
+        """Ends the thread, and leaves a last state in the store."""
         self._freed.set()
         self._ended.set()
         self._changed.set()
@@ -165,16 +165,16 @@ class Heartbeat:
                     chief = self.status.start_id if self._task.is_chief else self.detector.statuses[0].start_id
                 self.status = dataclasses.replace(self.status, heartbeat=self.status.heartbeat + 1, chief=chief)
                 status = self.status
-            rows = self.board.exchange(status)
+            rows = self.store.exchange(status)
             self.detector.note(rows if self._task.is_chief else rows[:1], status)
             if not self._task.is_chief and not status.members and rows[1].start_id > status.start_id:
-                # Another took the row at the same time, and writes there too. One of both has to go.
+                # Another process took the row at the same time and writes there too. One of the two must go.
                 seen, self._seen = self._seen, (rows[1].start_id, rows[1].heartbeat)
                 self.is_displaced = seen[0] == rows[1].start_id and seen != self._seen
 
     def _take_row(self) -> bool:
-        """Looks at the board, and returns whether this worker may write there: nobody else lives in its place."""
-        chief, before = self.board.exchange(None)
+        """Reads the store, and returns whether this worker may write its row: no other process has its place."""
+        chief, before = self.store.exchange(None)
         self.detector.note([chief], self.status)
         seen, self._seen, now = self._seen, (before.start_id, before.heartbeat), time.monotonic()
         if seen != self._seen:

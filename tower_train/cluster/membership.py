@@ -1,8 +1,8 @@
 """Membership of a cluster for one start of a group: its server, its place, failures, shutdown.
 
-Training needs no leader: its collective operations wait for each other. Besides that, every worker writes its status on
-the chief's board, once a second or more often. The chief decides who is missing; the others read that there, or miss
-the chief.
+Training needs no leader: its collective operations wait for each other. Besides that, every worker writes its status
+to the chief's key-value store, at least once a second. The chief decides who is missing; the others read that there, or
+notice that the chief does not answer.
 """
 
 import contextlib
@@ -17,9 +17,9 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.cluster import failures
 from tower_train.cluster.agreement import Agreement
-from tower_train.cluster.board import Board, WorkerState, reason_unreached
 from tower_train.cluster.heartbeat import WAITING_SECS, Heartbeat
 from tower_train.cluster.rendezvous import LEAVING, RESIZED
+from tower_train.cluster.store import Store, WorkerState, reason_unreached
 from tower_train.cluster.task import RESIZES, Policy, Task
 from tower_train.console import say
 from tower_train.graph.devices import Devices
@@ -39,7 +39,7 @@ class Membership:
     """
 
     target: str = ""  # the server to open sessions on
-    board: Board | None = None  # for the workers' parts of a checkpoint
+    store: Store | None = None  # for the workers' parts of a checkpoint
     is_to_resize: bool = False  # the steps are to end since more workers could train along
 
     def __init__(self, task: Task, devices: Devices, policy: Policy, leave_at_once: LeaveAtOnce):
@@ -120,7 +120,7 @@ class WorkerMembership(Membership):
         self._detector, self._rendezvous = self._heartbeat.detector, self._heartbeat.rendezvous
         self._take_place(self._rendezvous.expected)
         self._check_address()
-        self.board, self.agreement = self._heartbeat.board, Agreement(task, self._heartbeat)
+        self.store, self.agreement = self._heartbeat.store, Agreement(task, self._heartbeat)
 
     def __enter__(self):
         self._heartbeat.start()
@@ -181,7 +181,7 @@ class WorkerMembership(Membership):
         return stopped_by if chief.stopped_by == RESIZED and stopped_by in LEAVING else chief.stopped_by
 
     def _leave_last(self, stopped_by: str | None) -> str | None:
-        """Leaves, as the chief, on whose server the board is, when all others have."""
+        """Leaves, as the chief, after all others: the store is on its server."""
         self._wait_for_others(WorkerState.DONE, WorkerState.GONE)
         others = {i: self._detector.statuses[i].stopped_by for i in self._heartbeat.status.group if i}
         agreed = self._rendezvous.agreed_reason(stopped_by, others)
@@ -229,7 +229,7 @@ class WorkerMembership(Membership):
         host, timeout_ms = self.task.hosts[index], round(1000 * min(2.0, self._policy.worker_timeout_secs))
         config = v1.ConfigProto(device_filters=[f"/job:worker/task:{index}"], operation_timeout_in_ms=timeout_ms)
         with tf.Graph().as_default(), tf.device(f"/job:worker/task:{index}/cpu:0"):
-            place = tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name="start", container="board")
+            place = tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name="start", container="store")
             write = tf.raw_ops.AssignVariableOp(resource=place, value=start_id)
             read = tf.raw_ops.ReadVariableOp(resource=place, dtype=tf.string)
             with v1.Session(self.target, config=config) as session:

@@ -119,13 +119,13 @@ class Cluster:
 
     def _sessions(self) -> list[v1.Session]:
         """Returns this program's open sessions on its worker's server; TensorFlow keeps no list of them."""
-        kinds, target, board_graph = (
+        kinds, target, store_graph = (
             (v1.Session, v1.InteractiveSession),
             self.target.encode(),
-            self.membership.board.graph,
+            self.membership.store.graph,
         )
         sessions = [each for each in gc.get_objects() if issubclass(type(each), kinds)]
-        return [each for each in sessions if each.sess_str == target and each.graph is not board_graph]
+        return [each for each in sessions if each.sess_str == target and each.graph is not store_graph]
 
     def _watch(self, stall_timeout_secs: float) -> None:
         """Tells the others, in a thread, how many means there were, and what this worker waits for since."""

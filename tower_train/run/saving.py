@@ -111,7 +111,7 @@ class Saver(Action):
         return path
 
     def _write(self, step: int) -> str:
-        session, graph, board = self._training.session, self._training.graph, self._training.membership.board
+        session, graph, store = self._training.session, self._training.graph, self._training.membership.store
         # before anything is written, as the rotation would delete a good one for it
         _check_variables(session, graph, step)
         # another process may have taken the directory over while this one was suspended
@@ -121,8 +121,8 @@ class Saver(Action):
         if state := graph.stream.state:
             session.run(state.write)
             # the other workers have positions of their own
-            if board:
-                sessions.assign(session, state.variables[1:], board.collect(step))
+            if store:
+                sessions.assign(session, state.variables[1:], store.collect(step))
         return self._training.checkpoints.save(session, step)
 
 
@@ -130,7 +130,7 @@ class SendPosition(Action):
     """Sends a worker's position in a stream with a state to the chief, after each step that the chief saves."""
 
     def __init__(self, training: Training):
-        self._session, self._board, self._config = training.session, training.membership.board, training.plan.config
+        self._session, self._store, self._config = training.session, training.membership.store, training.plan.config
         self._state, self._sent_step = training.graph.stream.state, training.step or None
 
     def is_due(self, step):
@@ -138,7 +138,7 @@ class SendPosition(Action):
 
     def __call__(self, step, report):
         self._session.run(self._state.write)
-        self._board.send(step, self._session.run(self._state.variables[self._state.worker]))
+        self._store.send(step, self._session.run(self._state.variables[self._state.worker]))
         self._sent_step = step
 
     def end(self, step):

@@ -42,11 +42,11 @@ def open_session(
             session.run([variable.initializer for variable in graph.saved.variables])
         if graph.saved.broadcast is not None:
             if state and is_chief:
-                membership.board.hand_out(session.run(state.variables))
+                membership.store.hand_out(session.run(state.variables))
             session.run(graph.saved.broadcast)  # the checkpoint may be on the chief's disk only
             if state and not is_chief:  # each worker goes on with its own data
                 session.run([variable.initializer for variable in state.variables])
-                assign(session, [state.variables[state.worker]], [membership.board.fetch()])
+                assign(session, [state.variables[state.worker]], [membership.store.fetch()])
 
     with opened(graph, set_variables, membership.target) as session:
         if state:  # else the stream has begun at `examples_seen`

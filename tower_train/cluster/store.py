@@ -1,4 +1,4 @@
-"""The board of a cluster: texts of its workers on the chief's TensorFlow server, so that they share no files."""
+"""The cluster's key-value store, on the chief's TensorFlow server: workers exchange texts there, and share no files."""
 
 import dataclasses
 import enum
@@ -23,7 +23,7 @@ def reason_unreached(host: str, timeout_secs: float) -> str:
     name, _, port = host.rpartition(":")
     try:
         socket.create_connection((name.strip("[]"), int(port)), timeout_secs).close()
-    except OSError as error:  # also of a name that nobody knows
+    except OSError as error:  # also if the name is unknown
         return error.strerror or str(error)
     return ""
 
@@ -37,7 +37,7 @@ class WorkerState(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class WorkerStatus:
-    """A worker's row on the board."""
+    """A worker's row in the store."""
 
     start_id: str = ""  # identifies one start of the worker; empty until it has written its row
     chief: str = ""  # the start_id of the chief that it trains with, or means to
@@ -85,8 +85,8 @@ class WorkerStatus:
         return cls(**values) if has_types else None
 
 
-class Board:
-    """One worker's access to the board: a row for each worker's status, and a place for its part of a checkpoint.
+class Store:
+    """One worker's access to the store: a row for each worker's status, and a place for its part of a checkpoint.
 
     Args:
       target: the chief's server.
@@ -109,7 +109,7 @@ class Board:
 
     def _place(self, name: str) -> tuple[tf.Operation, tf.Tensor]:
         """Returns the operations that write the fed text to a place on the server, and read it."""
-        place = tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=name, container="board")
+        place = tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=name, container="store")
         write = tf.raw_ops.AssignVariableOp(resource=place, value=self._text)
         return write, tf.raw_ops.ReadVariableOp(resource=place, dtype=tf.string)
 
@@ -125,7 +125,7 @@ class Board:
         for i, row in zip(self._read, texts, strict=True):
             if not (read := WorkerStatus.from_json(row)) and i not in self._named:
                 self._named.add(i)
-                say(f"*** Ignored on the status board, as {self._task.name(i)} did not write it: {row[:80]!r}")
+                say(f"*** Ignored a status of {self._task.name(i)} that it did not write: {row[:80]!r}")
             self._last[i] = read or self._last[i]  # whoever reaches the server can write nonsense there
         return [self._last[i] for i in self._read]
 

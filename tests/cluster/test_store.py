@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.cluster.board import Board, WorkerStatus
 from tower_train.cluster.heartbeat import Heartbeat
+from tower_train.cluster.store import Store, WorkerStatus
 from tower_train.cluster.task import Policy, Task
 
 HOSTS, STARTS = ("a:1", "b:2", "c:3"), ["chief", "a", "b"]
@@ -25,7 +25,7 @@ def missing(_):
 
 
 def exchange(target, worker, starts=STARTS, pause=missing):
-    return Board(target, Task(HOSTS, worker), 60.0, starts.__getitem__, pause)
+    return Store(target, Task(HOSTS, worker), 60.0, starts.__getitem__, pause)
 
 
 def test_states_come_to_the_others_and_those_of_this_step_and_start_back_byte_by_byte(target):
@@ -45,23 +45,23 @@ def test_states_come_to_the_others_and_those_of_this_step_and_start_back_byte_by
 
 
 def test_what_others_write_in_a_row_is_ignored_and_named_once(target, capsys):
-    boards, mine = [exchange(target, worker) for worker in range(3)], WorkerStatus("mine")
-    boards[0].clear()
-    boards[1].exchange(mine)
-    boards[0].exchange(WorkerStatus("chief"))  # which may read its own row before that is written
+    stores, mine = [exchange(target, worker) for worker in range(3)], WorkerStatus("mine")
+    stores[0].clear()
+    stores[1].exchange(mine)
+    stores[0].exchange(WorkerStatus("chief"))  # which may read its own row before that is written
     for text in (None, "no status", "{}"):
         if text:
-            clusters.write_on_board(target.removeprefix("grpc://"), text, [1])
-        assert list(boards[0].exchange(WorkerStatus("chief"))) == [WorkerStatus("chief"), mine, WorkerStatus()]
-    assert list(boards[2].exchange(None)) == [WorkerStatus("chief"), WorkerStatus()]
-    expected = "*** Ignored on the status board, as worker 1 (b:2) did not write it: b'no status'\n"
+            clusters.write_to_store(target.removeprefix("grpc://"), text, [1])
+        assert list(stores[0].exchange(WorkerStatus("chief"))) == [WorkerStatus("chief"), mine, WorkerStatus()]
+    assert list(stores[2].exchange(None)) == [WorkerStatus("chief"), WorkerStatus()]
+    expected = "*** Ignored a status of worker 1 (b:2) that it did not write: b'no status'\n"
     assert capsys.readouterr().out == expected
 
 
 def test_a_row_of_a_dead_process_is_free_once_a_new_chief_empties_it(target):
     chief = exchange(target, 0)
     chief.clear()
-    clusters.write_on_board(target.removeprefix("grpc://"), WorkerStatus("dead").to_json(), [1])
+    clusters.write_to_store(target.removeprefix("grpc://"), WorkerStatus("dead").to_json(), [1])
     beat = Heartbeat(Task(HOSTS, 1), Policy(60.0, 60.0), target, print)
     beat.start()
     time.sleep(0.5)  # in which it looks, and takes the other for alive
