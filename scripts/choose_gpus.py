@@ -1,4 +1,4 @@
-"""Three ways to choose the GPUs that train. Each prints the towers' devices, and does a step.
+"""Three ways to choose the GPUs that train. Each trains for a step and prints the towers' devices.
 
 CUDA_VISIBLE_DEVICES=0,2 python scripts/choose_gpus.py      # the program sees two GPUs and uses both
 python scripts/choose_gpus.py --gpus=0,2                    # it sees all and uses these
@@ -20,7 +20,7 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 chosen = parser.add_mutually_exclusive_group()
 chosen.add_argument("--gpus", type=ids, help="ids of GPUs, such as 0,2")
 chosen.add_argument("--towers", type=console.count, help="how many GPUs")
-chosen.add_argument("--visible", help="as CUDA_VISIBLE_DEVICES, but set within the program")
+chosen.add_argument("--visible", help="like CUDA_VISIBLE_DEVICES, but set within the program")
 options = parser.parse_args()
 if options.visible is not None:
     os.environ["CUDA_VISIBLE_DEVICES"] = options.visible  # counts only before TensorFlow looks for GPUs

@@ -1,12 +1,12 @@
-"""Measures how fast a machine's GPU trains, part by part, in some nine minutes:
+"""Measures how fast a machine's GPU trains, part by part, in about nine minutes:
 
     python scripts/gpu_speed.py [--out=DIR] [--data_dir=DIR] [--minutes=9] [--tiny] [PART ...]
 
-Parts, all of them unless some are named: equal (compiled towers against others, in float64), cifar10_94, resnet50,
-tutorial (the benchmark's sides), parts (two towers on two parts of the card, and one), recipe (seconds to 94 %,
-compilation apart, then with its programs cached), profile (where a step's time goes). Each has a process and a limit of
-its own, and prints its table when it is done.
-DIR/speed.json gets all. --tiny takes small numbers, for any machine, to see that nothing fails.
+Parts (all, unless you name some): equal (compiled towers beside uncompiled ones, in float64); cifar10_94, resnet50 and
+tutorial (benchmarks); parts (one tower, and two on two parts of the card); recipe (seconds to 94 %, with and without
+compilation, then again with cached programs); profile (where a step's time goes). Each part has its own process and
+time limit, and prints its table when it is done.
+All results go to DIR/speed.json. --tiny uses small sizes, to check on any machine that nothing fails.
 """
 
 import argparse
@@ -41,12 +41,12 @@ TINY_RECIPE = dict(
     global_batch_size=None, epochs=None, keep_hardest=None, batch_size=32, max_steps=6, eval_at_end=False
 )
 FEW_STEPS = dict(global_batch_size=None, epochs=None, keep_hardest=None, max_steps=60, eval_at_end=False)
-COMPILING_SECS = 0.5  # at least: a step in which something was compiled
+COMPILING_SECS = 0.5  # a step that takes longer has compiled something
 CACHE_FLAGS = "--tf_xla_persistent_cache_directory={} --tf_xla_deterministic_cluster_names=true"
 
 
 def train(model, **options):
-    """Trains a model of cifar10; returns (result, losses, seconds of each step after the first's begin)."""
+    """Trains a model of cifar10; returns (result, losses, seconds of each step)."""
     import cifar10
     import tower_train
 
@@ -65,7 +65,7 @@ def train(model, **options):
 
 
 def equal(options) -> dict:
-    """Losses in float64: compiled against not, two towers on parts of the card against one."""
+    """Compares losses in float64: compiled and uncompiled towers, two towers on parts of the card and one."""
     steps, batch = (3, 4) if options.tiny else (12, 32)
     common = dict(dtype="float64", max_steps=steps, dataset="generated", eval_at_end=False)
     cases = {
@@ -80,7 +80,7 @@ def equal(options) -> dict:
         if name != "never"
     }
     for name, gap in gaps.items():
-        print(f"{name}: the losses of {steps} steps are those of one tower that is not compiled to {gap:.0e}")
+        print(f"{name}: losses of {steps} steps equal those of one uncompiled tower to {gap:.0e}")
     return gaps
 
 
@@ -98,7 +98,7 @@ def parts(options) -> dict:
 
 
 def in_a_process(**case) -> tuple[list[float], list[float]]:
-    """Returns the losses and the seconds of a training in a process of its own, as TensorFlow divides a GPU once."""
+    """Returns the losses and the seconds of a training in its own process: TensorFlow splits a GPU only once."""
     with futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(train_case, **case).result()
 
@@ -151,7 +151,7 @@ def recipe(options) -> dict:
 
 
 def profile(options) -> dict:
-    """Tells the time of each kernel in six steps of cifar10_94 on the GPU."""
+    """Measures the time of each kernel in six steps of cifar10_94 on the GPU."""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     first, last = (2, 3) if options.tiny else (40, 45)
@@ -198,7 +198,7 @@ def main(argv: list[str]) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     whole, failed = {}, []
     parts = [(part, {}) for part in options.parts or SHARES]
-    if not options.tiny and "recipe" in dict(parts):  # twice: the second finds its programs compiled
+    if not options.tiny and "recipe" in dict(parts):  # twice: the second time, its programs are cached
         flags = {"TF_XLA_FLAGS": CACHE_FLAGS.format(options.out / "xla")}
         at = [part for part, _ in parts].index("recipe")
         parts[at : at + 1] = [("recipe", flags), ("recipe", flags)]

@@ -1,7 +1,7 @@
 """Trains a DCGAN (Radford et al. 2015) on Fashion-MNIST with N GPUs: keras_dcgan.py --num_gpus=2 --data_dir=DIRECTORY
 
-Its own train_step, which Keras runs on one device too, has two losses with two optimizers, the second on what the first
-has trained.
+Its custom train_step also runs in Keras on one device. It has two losses with an optimizer each; the second loss uses
+the weights that the first has just updated.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from keras import layers, ops  # noqa: E402
 import tower_train  # noqa: E402
 from tower_train.data import idx  # noqa: E402
 
-LATENT, SIDE = 64, 8  # numbers that an image is generated from; images a side of a picture
+LATENT, SIDE = 64, 8  # numbers from which an image is generated; images per row of a picture
 
 
 def generator():

@@ -2,7 +2,7 @@
 
     python scripts/keras_multi_gpu.py --gpus=8
 
-Without GPUs it shows the same on two towers, few small images and one epoch.
+Without GPUs it does the same with two towers, a few small images and one epoch.
 """
 
 import argparse
@@ -22,7 +22,7 @@ parser.add_argument("--batch_size", type=console.count, help="examples per GPU (
 parser.add_argument("--save", default="my_model.keras", help="where the model is saved (%(default)s)")
 options = parser.parse_args()  # --help and mistakes are answered before TensorFlow starts
 if not options.save.endswith((".keras", ".h5")) or not os.path.isdir(os.path.dirname(options.save) or "."):
-    parser.error(f"--save={options.save}: it must be a file *.keras or *.h5, in a folder that is there")
+    parser.error(f"--save={options.save}: it must be a file *.keras or *.h5 in an existing folder")
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras  # noqa: E402
@@ -42,7 +42,7 @@ options = parser.parse_args()
 
 
 def main(_):
-    # The weights live on the CPU, so that each GPU gets them from there.
+    # The weights live on the CPU; each GPU copies them from there.
     shape = (options.size, options.size, 3)
     try:
         with tf.device("/cpu:0"):
@@ -60,7 +60,7 @@ def main(_):
     # batch_size is the global batch: each GPU gets its part of it.
     parallel_model.fit(x, y, epochs=options.epochs, batch_size=options.batch_size * options.gpus)
 
-    # The model that was given holds the trained weights, and is what to save.
+    # The original model holds the trained weights: save this one.
     model.save(options.save)
     print(f"Saved {options.save}. To use it: keras.models.load_model({options.save!r})")
     return 0

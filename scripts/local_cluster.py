@@ -1,9 +1,9 @@
 """Starts a whole cluster on loopback: python scripts/local_cluster.py --workers=2 --num_gpus=2 [options of the trainer]
 
-Or any program, which finds its task in TF_CONFIG: python scripts/local_cluster.py --workers=2 -- python mine.py
-With --evaluator another process is TF_CONFIG's evaluator, for train_and_evaluate of Estimators.
+Or starts any program that finds its task in TF_CONFIG: python scripts/local_cluster.py --workers=2 -- python mine.py
+--evaluator adds a process as TF_CONFIG's evaluator, for train_and_evaluate of Estimators.
 
-The workers' ports are open to all who reach this machine, see docs/scaling.md.
+Anyone who can reach this machine can use the workers' ports: see docs/scaling.md.
 Each worker's lines begin with its name. Ctrl-C reaches all of them. The exit status is the chief's.
 """
 
@@ -17,7 +17,7 @@ import threading
 
 from tower_train import host
 
-_LINGER_SECS, _EVALUATION_SECS = 60, 600  # for the others, and an evaluator, to end when the chief has
+_LINGER_SECS, _EVALUATION_SECS = 60, 600  # for the others, and an evaluator, to end after the chief
 
 
 def main(argv: list[str]) -> int:
@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
     if options.workers < 1:
         parser.error(f"--workers={options.workers}: it must be at least 1.")
     if program is not None and (flags or not program):
-        parser.error(f"{' '.join([*flags, '--', *program])}: give --workers, then -- and the program with its words.")
+        parser.error(f"{' '.join([*flags, '--', *program])}: give --workers, then -- and a program with its arguments.")
     if options.evaluator and program is None:
         parser.error(
             "--evaluator is for programs, as in --evaluator -- python mine.py; the trainer has evaluate --watch."
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     for reader in readers:
         reader.start()
     status = workers[0].wait()
-    if status and options.evaluator:  # no last checkpoint comes, for which it would wait
+    if status and options.evaluator:  # it would wait for a last checkpoint that never comes
         workers[-1].terminate()
     for index, worker in enumerate(workers[1:], start=1):
         try:
@@ -72,7 +72,7 @@ def _start(hosts: list[str], index: int, flags: list[str], program: list[str] | 
         task = {"cluster": {"worker": hosts}, "task": {"type": kind, "index": index}}
         environment |= {"TF_CONFIG": json.dumps(task), "PYTHONUNBUFFERED": "1"}
         words = [sys.executable, *program[1:]] if program[0] in ("python", "python3") else program
-    # In sessions of their own: Ctrl-C would reach them twice, and end them at once.
+    # In sessions of their own: otherwise Ctrl-C would reach them twice, which ends them at once.
     return subprocess.Popen(
         words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     )

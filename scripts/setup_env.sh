@@ -1,7 +1,7 @@
-# Sourced by scripts/train and scripts/test: makes sure of an environment with this package in it and sets $python.
+# Sourced by scripts/train and scripts/test: makes an environment with this package, if there is none, and sets $python.
 #
 #   set_up EXTRAS   e.g. "" or "[test]"; with an NVIDIA driver CUDA's libraries come too
-#   answer_help "$@"   before that: if --help is asked for, prints the comment at the head of the script and leaves
+#   answer_help "$@"   before that: for --help, prints the comment at the head of the script and exits
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 
@@ -27,12 +27,12 @@ find_python() {
       return
     fi
   done
-  fail "no Python 3.10 to 3.13 found (TensorFlow has none for others). Install one, or name it: PYTHON=/path/to/python $0"
+  fail "no Python 3.10 to 3.13 found (TensorFlow supports no others). Install one, or name it: PYTHON=/path/to/python $0"
 }
 
 set_up() {
   local extras=$1 environment stamp
-  # The second is WSL 2's, which lacks the first; as tower_train/host.py looks.
+  # WSL 2 lacks the first file and has the others; tower_train/host.py checks the same.
   if [ -e "${NVIDIA_DRIVER:-/proc/driver/nvidia/version}" ] || { [ -e /dev/dxg ] && [ -e /usr/lib/wsl/lib/libcuda.so.1 ]; } ||
     [[ "$(nvidia-smi -L 2>/dev/null)" == GPU* ]]; then
     extras=${extras#[}
@@ -44,7 +44,7 @@ set_up() {
     environment=$root/.venv
   fi
   python=$environment/bin/python
-  # The stamp is written last and tells what is installed, so that an interrupted set-up is done again.
+  # The stamp is written last and says what is installed, so that an interrupted set-up is repeated.
   stamp=$environment/.tower_train${extras//[^a-z]/-}
   if [ -x "$python" ] && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$root $(cksum <"$root/setup.py")" ]; then
     return
@@ -58,9 +58,9 @@ set_up() {
     "$base" -m venv "$environment" || fail "the virtual environment in $environment could not be made."
   fi
   echo "Installing tower_train$extras and what it needs (a minute or two, once) ..." >&2
-  # compat: by a path, which a folder named tower_train, as where a clone lies, does not hide
+  # compat installs a path, which a folder named tower_train, such as the clone's, does not hide
   "$python" -m pip install --quiet --disable-pip-version-check --config-settings editable_mode=compat \
     --editable "$root$extras" >&2 ||
-    fail "pip could not install tower_train$extras. Is the package index in reach?"
+    fail "pip could not install tower_train$extras. Can this machine reach the package index?"
   printf '%s' "$root $(cksum <"$root/setup.py")" >"$stamp"
 }
