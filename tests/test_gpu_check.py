@@ -28,10 +28,10 @@ def test_sections_that_fail_or_crash_are_lines_and_not_the_end(tmp_path):
     python = tmp_path / "my python"
     python.write_text('#!/bin/sh\ncase "$*" in *machine*) echo "FAILED x"; exit 1;; *) kill -ABRT $$;; esac\n')
     python.chmod(0o755)
-    status, output = check(tmp_path, "machine", "fronts", python=python)
+    status, output = check(tmp_path, "machine", "frontends", python=python)
     assert status == 1
     lines = output.splitlines()
     assert lines[:2] == ["== machine", "FAILED x"] and lines[2].startswith("FAILED: status 1 (")
-    assert lines[3] == "== fronts" and lines[-1].startswith("FAILED: status 134 (")
+    assert lines[3] == "== frontends" and lines[-1].startswith("FAILED: status 134 (")
     assert check(tmp_path, "engine") == (2, f"{jobs.ROOT}/scripts/gpu_check: error: engine: give --out=DIR, "
-                                            "--minutes=N, machine, towers, runs or fronts.\n")  # fmt: skip
+                                            "--minutes=N, machine, towers, runs or frontends.\n")  # fmt: skip

@@ -49,7 +49,8 @@ def render(run_dir: directory.RunDirectory, hard: tuple[int, str, Sequence[Hard]
     with contextlib.suppress(errors.RunError):  # no log line yet
         lists = curves.history(str(run_dir.path))
     title = f"{_text(run['workload'])}: {_text(run_dir.path.absolute().name)}"
-    page = [_HEAD.replace("TITLE", title), _paragraph(f"{_state(run_dir, result, lists)} Begun {run.get('started')}.")]
+    state = f"{_state(run_dir, result, lists)} Started {run.get('started')}."
+    page = [_HEAD.replace("TITLE", title), _paragraph(state)]
     for name, content in {
         "Results": _results(result, best, lists),
         "Curves": _curves(lists),
