@@ -38,9 +38,8 @@ class Averages:
 
     def __init__(self, shares: Sequence[Weight], add: Callable[[list], list] = list, unit: float = 1.0):
         self.shares, self._add, self._unit = list(shares), add, unit
-        self.losses_add_up: Callable[[], bool] = lambda: (
-            False
-        )  # whether the towers' losses are sums; else they are means
+        # whether the towers' losses are sums; else they are means
+        self.losses_add_up: Callable[[], bool] = lambda: False
         self.have_met = False  # whether gradients were averaged
         self._first_tower: Tower | None = None
         self._means: dict[Any, list[Gradient]] = {}  # {reference of a mean of gradients: over towers, the gradients}
