@@ -89,9 +89,9 @@ def parts(options) -> dict:
     steps, batch = (6, 4) if options.tiny else (200, 1536)
     common = FEW_STEPS | dict(max_steps=steps, dataset="generated", variable_update="mirrored")
     found = {}
-    for towers in (1, 2):
+    for towers, name in enumerate(("one tower", "two towers"), start=1):
         _, seconds = in_a_process(model="cifar10_94", num_gpus=towers, batch_size=batch // towers, **common)
-        found[f"{towers} towers"] = batch / statistics.median(seconds[steps // 4 :])
+        found[name] = batch / statistics.median(seconds[steps // 4 :])
     one, two = found.values()
     print(f"parts: one tower {one:.0f} examples/sec, two on parts of the card {two:.0f}, {two / one:.2f} of it")
     return found

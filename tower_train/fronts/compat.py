@@ -271,18 +271,6 @@ def updates_densely(optimizer: BaseOptimizer, grads: Sequence) -> bool:
     return is_known and not has_branches and not any(isinstance(grad, tf.IndexedSlices) for grad in grads)
 
 
-def joined_by_device(grads: Sequence[tf.Tensor], variables: Sequence) -> list[tf.Tensor]:
-    """Returns the gradients times a 1 that those of a device have in common: XLA makes one program of operations that
-    are connected."""
-    ones, joined = {}, []
-    for grad, variable in zip(grads, variables, strict=True):
-        device = (storage(variable) if isinstance(variable, keras.Variable) else variable).device
-        with tf.device(device):
-            one = ones.setdefault((device, grad.dtype), tf.ones([], grad.dtype))
-            joined.append(grad * one)
-    return joined
-
-
 @contextlib.contextmanager
 def assigning_last() -> Iterator[None]:
     """Assigns to variables at the end of this block of a graph, what they are assigned in it; reads in it give the new

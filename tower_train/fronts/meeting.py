@@ -41,9 +41,8 @@ class Tower:
     draws: Sequence[Drawn] = ()  # those cut by example so far
     # Variables that Keras layers and metrics assign to, each with its value, where a graph does not do so itself.
     assigned: list[tuple[tf.Variable, tf.Tensor]] = dataclasses.field(default_factory=list)
-    same: set[tf.Operation] = dataclasses.field(
-        default_factory=set
-    )  # whose outputs are the same in all, as joined rows
+    # Operations whose outputs are the same in all towers, such as joined rows.
+    same: set[tf.Operation] = dataclasses.field(default_factory=set)
 
 
 def current() -> Tower | None:

@@ -99,7 +99,8 @@ class Draws:
         locate: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor | None]] | None = None,
         device: str | None = HOST,
     ):
-        """
+        """Draws for the examples from a position on.
+
         Args:
           seed: of the training; or a text that separates these numbers from those of training.
           first: int64 scalar, the position of the first example.

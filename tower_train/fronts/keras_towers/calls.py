@@ -148,12 +148,24 @@ def _updating(apply: Callable, _) -> Callable:
         def merge(asked):
             grads, variables = zip(*(step.whole.updates(asked) or asked[0]), strict=True)
             with step.compiled_if(compat.updates_densely(optimizer, grads)) as is_compiled:
-                grads = compat.joined_by_device(grads, variables) if is_compiled else grads
+                grads = _joined_by_device(grads, variables) if is_compiled else grads
                 return apply(optimizer, grads, variables)
 
         return step.meet(list(zip(grads, variables, strict=True)), merge, f"an update of {type(optimizer).__name__}")
 
     return in_all_towers
+
+
+def _joined_by_device(grads: Sequence[tf.Tensor], variables: Sequence) -> list[tf.Tensor]:
+    """Returns the gradients times a 1 that those of a device have in common: XLA makes one program of operations that
+    are connected."""
+    ones, joined = {}, []
+    for grad, variable in zip(grads, variables, strict=True):
+        device = (compat.storage(variable) if isinstance(variable, keras.Variable) else variable).device
+        with tf.device(device):
+            one = ones.setdefault((device, grad.dtype), tf.ones([], grad.dtype))
+            joined.append(grad * one)
+    return joined
 
 
 def _measuring(update_state: Callable, _) -> Callable:
