@@ -4,8 +4,8 @@
 
 Parts (all, unless you name some): equal (compiled towers beside uncompiled ones, in float64); cifar10_94, resnet50 and
 tutorial (benchmarks); parts (one tower, and two on two parts of the card); recipe (seconds to 94 %, with and without
-compilation, then again with cached programs); profile (where a step's time goes). Each part has its own process and
-time limit, and prints its table when it is done.
+compilation, then again with cached programs); profile and profile_resnet50 (where a step's time goes, of cifar10_94 and
+of ResNet-50). Each part has its own process and time limit, and prints its table when it is done.
 All results go to DIR/speed.json. --tiny uses small sizes, to check on any machine that nothing fails.
 """
 
@@ -35,20 +35,21 @@ SHARES = {
     **{name: share for name, (share, _) in BENCHMARKS.items()},
     "parts": 0.1,
     "recipe": 0.13,
-    "profile": 0.1,
+    "profile": 0.05,
+    "profile_resnet50": 0.05,
 }
 TINY_RECIPE = dict(
     global_batch_size=None, epochs=None, keep_hardest=None, batch_size=32, max_steps=6, eval_at_end=False
 )
 FEW_STEPS = dict(global_batch_size=None, epochs=None, keep_hardest=None, max_steps=60, eval_at_end=False)
-COMPILING_SECS = 0.5  # a step that takes longer has compiled something
+COMPILING_SECS = 0.5  # a step that takes longer has compiled something, or is the last one with its evaluation
 CACHE_FLAGS = "--tf_xla_persistent_cache_directory={} --tf_xla_deterministic_cluster_names=true"
 
 
-def train(model, **options):
-    """Trains a model of cifar10; returns (result, losses, seconds of each step)."""
-    import cifar10
+def train(model, workload="cifar10", **options):
+    """Trains one of a workload's models; returns (result, losses, seconds of each step)."""
     import tower_train
+    from tower_train.bench import trainer
 
     losses, moments = [], [time.perf_counter()]
 
@@ -56,7 +57,7 @@ def train(model, **options):
         losses.append(float(report.loss))
         moments.append(time.perf_counter())
 
-    workload = cifar10.WORKLOAD.with_options({"model": model} | options.pop("workload_options", {}))
+    workload = trainer.find_workload(workload, model).with_options(options.pop("workload_options", {}))
     options = dict(save_every_steps=0, check_data=False, summary_every_steps=0, check_towers="never") | options
     with tempfile.TemporaryDirectory() as train_dir:
         config = workload.config(**({"train_dir": train_dir} | options))
@@ -141,24 +142,34 @@ def recipe(options) -> dict:
         "compiling": sum(compiling),
         "without compiling": sum(seconds) - sum(compiling),
         "median ms": 1e3 * median,
+        "step seconds": seconds,
         "result": str(result),
     }
     print(
         f"recipe: {found['steps']} steps in {found['seconds']:.2f} s, {found['without compiling']:.2f} s without the "
-        f"{found['compiling steps']} that compiled; median {found['median ms']:.2f} ms a step"
+        f"{found['compiling steps']} that compiled or evaluated; median {found['median ms']:.2f} ms a step"
     )
     return found
 
 
 def profile(options) -> dict:
     """Measures the time of each kernel in six steps of cifar10_94 on the GPU."""
+    dataset = dict(dataset="cifar10", data_dir=options.data_dir) if options.data_dir else dict(dataset="generated")
+    return _kernels(options, model="cifar10_94", **dataset, **(TINY_RECIPE if options.tiny else FEW_STEPS))
+
+
+def profile_resnet50(options) -> dict:
+    """Measures the time of each kernel in six steps of ResNet-50 on the GPU."""
+    few = dict(max_steps=4, batch_size=2) if options.tiny else dict(max_steps=60, batch_size=128, dtype="bfloat16")
+    return _kernels(options, model=None, workload="tower_train.bench.resnet50", eval_at_end=False, **few)
+
+
+def _kernels(options, **training) -> dict:
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     first, last = (2, 3) if options.tiny else (40, 45)
-    dataset = dict(dataset="cifar10", data_dir=options.data_dir) if options.data_dir else dict(dataset="generated")
-    steps = TINY_RECIPE if options.tiny else FEW_STEPS
     with tempfile.TemporaryDirectory() as folder:
-        train("cifar10_94", num_gpus=1, profile_steps=(first, last), train_dir=folder, **dataset, **steps)
+        train(num_gpus=1, profile_steps=(first, last), train_dir=folder, **training)
         [path] = pathlib.Path(folder).rglob("*.xplane.pb")
         space = xplane_pb2.XSpace.FromString(path.read_bytes())
     count, kernels, launches = last - first + 1, {}, 0
@@ -178,7 +189,8 @@ def profile(options) -> dict:
 def run_part(part: str, options) -> dict:
     if part in BENCHMARKS:
         return benchmark(part, options)
-    return {"equal": equal, "parts": parts, "recipe": recipe, "profile": profile}[part](options)
+    others = (equal, parts, recipe, profile, profile_resnet50)
+    return next(each for each in others if each.__name__ == part)(options)
 
 
 def main(argv: list[str]) -> int:

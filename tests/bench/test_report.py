@@ -10,7 +10,7 @@ from tower_train.bench import comparison, measure, plots, sides
 from tower_train.bench.measure import Figure, Result
 from tower_train.bench.sides import BenchmarkOptions, Side
 
-COMMON = {"gpus": [], "flops_per_example": 1e6}
+COMMON = {"gpus": [], "optimizer": "momentum", "flops_per_example": 1e6}
 RIVALS = [
     Side("port", "port:train", is_quick=True, label="Published script"),
     Side("port/2 towers", "port:train", num_devices=2),
@@ -29,6 +29,14 @@ def test_patterns_choose_sides():
     assert names(systems="*/2*/float16,ceiling/float16*", towers=(1, 2)) == [
         "tower_train/2 towers/float16", "ceiling/float16 matrix product",
     ]  # fmt: skip
+
+
+def test_towers_train_by_momentum_as_their_rivals_and_with_muon_in_sides_of_their_own():
+    common = COMMON | {"optimizer": "muon"}
+    [chosen] = sides.parts(BenchmarkOptions(systems="tower_train/1 tower/*"), common, RIVALS).values()
+    optimizers = {side.name.removeprefix("tower_train/1 tower/"): side.arguments.get("optimizer") for side in chosen}
+    alike = {dtype: "momentum" for dtype in ("float32", "bfloat16")}
+    assert optimizers == alike | {f"{dtype}/Muon": None for dtype in alike}
 
 
 def test_a_sweep_is_over_batch_size_and_towers():

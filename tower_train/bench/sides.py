@@ -4,7 +4,8 @@ import dataclasses
 import fnmatch
 import importlib.metadata
 import itertools
-from collections.abc import Sequence
+import types
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tower_train import errors
@@ -178,15 +179,23 @@ def parts(options: BenchmarkOptions, common: dict, rivals: Sequence[Side]) -> di
 
 
 def _every_side(options: BenchmarkOptions, common: dict, rivals: Sequence[Side]) -> list[Side]:
-    """Returns the rivals, then tower_train with every tower count and dtype, then the ceilings."""
+    """Returns the rivals, then tower_train with every tower count and dtype, then the ceilings.
+
+    No rival has Muon, so towers train by momentum as they do; with a recipe's Muon in sides of their own.
+    """
     sides = [rival for rival in rivals if options.batch_size % rival.num_devices == 0]
     dtypes = (*_DTYPES, _ON_REQUEST) if _ON_REQUEST in (options.systems or "") else _DTYPES
+    has_muon = common["optimizer"] == "muon"
+    alike = {"optimizer": "momentum"} if has_muon else {}
     for dtype in dtypes:
         for towers in options.tower_counts:
             name, fewest = f"{counted(towers, 'tower')}/{dtype}", towers == options.tower_counts[0]
-            sides.append(_trainer(options, name, towers, dtype, is_quick=dtype == "float32" or fewest))
+            sides.append(_trainer(options, name, towers, dtype, alike, is_quick=dtype == "float32" or fewest))
             if common["gpus"]:
-                sides.append(_trainer(options, f"{name}/not compiled", towers, dtype, jit_compile="never"))
+                never = alike | {"jit_compile": "never"}
+                sides.append(_trainer(options, f"{name}/not compiled", towers, dtype, never))
+            if has_muon:
+                sides.append(_trainer(options, f"{name}/Muon", towers, dtype))
     for dtype in dtypes if common["flops_per_example"] else ():
         arguments = dict(dtype=dtype, device=options.device, flops_per_example=common["flops_per_example"])
         name, label = f"ceiling/{dtype} matrix product", f"ceiling: matrix products, {dtype}"
@@ -204,16 +213,21 @@ def _sweep(options: BenchmarkOptions) -> dict[str, list[Side]]:
 
 
 def _trainer(
-    options: BenchmarkOptions, name: str, towers: int = 1, dtype: str = "float32", jit_compile: str = "auto", **more
+    options: BenchmarkOptions,
+    name: str,
+    towers: int = 1,
+    dtype: str = "float32",
+    of_config: Mapping[str, str] = types.MappingProxyType({}),
+    **more,
 ) -> Side:
-    """Makes a side of tower_train; `more` are attributes of Side."""
+    """Makes a side of tower_train. of_config: further options of Config; more: attributes of Side."""
     arguments = dict(
         workload=options.workload,
         model=options.model,
         device=options.device,
         towers=towers,
         dtype=dtype,
-        jit_compile=jit_compile,
+        **of_config,
     )
     label = f"tower_train, {name.replace('/', ', ')}"
     return Side(f"tower_train/{name}", "tower_train.bench.trainer:train", arguments, towers, dtype, label=label, **more)

@@ -42,6 +42,7 @@ def common_facts(options: BenchmarkOptions) -> tuple[dict, list[Side]]:
         "data": examples.name,
         "dataset": examples.dataset,
         "notice": examples.notice,
+        "optimizer": workload.config().optimizer,
         "flops_per_example": flops,
     }, rivals
 
@@ -59,7 +60,7 @@ def train(
     model: str | None,
     **options,
 ) -> None:
-    """Trains as `Side.train`, as `python -m tower_train` does. options: device, towers, dtype, jit_compile."""
+    """Trains as `Side.train`, as `python -m tower_train` does. options: towers, and some of Config."""
     chosen, towers = find_workload(workload, model), options.pop("towers")
     with tempfile.TemporaryDirectory() as train_dir:
         run_config = chosen.config(
