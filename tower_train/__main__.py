@@ -36,7 +36,7 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict]:
         command_line.answer_help(argv, trainers, USAGE, MOST_USED)
     # Not yet a Config: the workload's recipe may complete the options that go together.
     path = first.get("workload", Config.workload)
-    console.quiet_tensorflow(unless=first.get("log_device_placement", False))
+    console.import_tensorflow(talkative=first.get("log_device_placement", False))
     from tower_train import workload as workloads
 
     workload = workloads.load(path, first.get("train_dir"))

@@ -2,11 +2,12 @@
 
 Its handler prints, lines on standard output and notices on standard error. A program silences it by
 `logging.getLogger("tower_train").setLevel(logging.WARNING)`, or gives it other handlers. A full disk or a closed pipe
-behind it does not end a run. No TensorFlow here.
+behind it does not end a run. TensorFlow is imported by `import_tensorflow` only.
 """
 
 import argparse
 import contextlib
+import gc
 import logging
 import os
 import sys
@@ -90,13 +91,21 @@ def count(text: str) -> int:
     return int(text)
 
 
-def quiet_tensorflow(unless: bool = False) -> None:
-    """Keeps TensorFlow's C++ from remarks on the processor and the like, in a command that has not imported it yet.
+def import_tensorflow(talkative: bool = False) -> None:
+    """Imports TensorFlow in a command, whose process is ours, without C++'s remarks on the processor and the like.
 
-    They stay if `unless`, and on a machine with an NVIDIA driver, since they say what TensorFlow finds there.
+    They stay if `talkative`, and on a machine with an NVIDIA driver, since they say what TensorFlow finds there.
     """
-    if not unless and not host.nvidia_driver():
+    if "tensorflow" in sys.modules:
+        return
+    if not talkative and not host.nvidia_driver():
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # what fails is an exception anyway
+    gc.disable()  # a fifth of the import
+    try:
+        import tensorflow  # noqa: F401
+    finally:
+        gc.freeze()  # what the import made stays; looking through it takes a tenth of building a graph
+        gc.enable()
 
 
 class ProgressBar:

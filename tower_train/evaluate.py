@@ -17,7 +17,7 @@ Exit status: 0 done, 2 an option or a file is wrong.
 
 def main(argv) -> int:
     options = command_line.parse(argv, EvaluateOptions, USAGE)
-    console.quiet_tensorflow(unless=options.log_device_placement)
+    console.import_tensorflow(talkative=options.log_device_placement)
     from tower_train.inference import report, saved_run
 
     for evaluation in saved_run.evaluate_run(options):

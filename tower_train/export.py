@@ -25,7 +25,7 @@ Exit status: 0 done, 2 an option or a file is wrong.
 
 def main(argv) -> int:
     options = command_line.parse(argv, ExportOptions, USAGE)
-    console.quiet_tensorflow()
+    console.import_tensorflow()
 
     from tower_train.inference import saved_model
 

@@ -29,7 +29,7 @@ def main(argv) -> int:
         raise errors.ConfigError("No file is named. Give images, or .npy files of features, after the options.")
     used = [path for path in paths if _is_used(example_files.read, path)]  # first, as a network takes seconds to load
     if used:
-        console.quiet_tensorflow()
+        console.import_tensorflow()
         from tower_train.inference import serving
 
         built, session = serving.open_run(options, jit_compile=options.jit_compile)

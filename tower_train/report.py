@@ -27,7 +27,7 @@ def main(argv) -> int:
     options = command_line.parse(argv, ReportOptions, USAGE, files=train_dirs)
     if len(train_dirs) != 1:
         raise errors.ConfigError("Name one run: its directory, as the trainer names it in its first lines.")
-    console.quiet_tensorflow()
+    console.import_tensorflow()
     from tower_train.examples import TEST, TRAIN, VALIDATION
     from tower_train.inference import hardest, html_report, saved_run
     from tower_train.run_dir import disk

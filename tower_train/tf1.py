@@ -39,7 +39,7 @@ def main(argv) -> int:
             raise errors.ConfigError(f"The package {package} is missing. Install it: pip install 'tower_train[tf1]'")
     if not program.uses_keras_3:
         os.environ["TF_USE_LEGACY_KERAS"] = "1"  # tf.layers and the cells of RNNs are parts of Keras 2
-    console.quiet_tensorflow()
+    console.import_tensorflow()
     from tower_train.fronts.tf1 import keras_models, views
 
     if program.uses_keras:

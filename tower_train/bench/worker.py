@@ -84,7 +84,7 @@ def main(argv: list[str]) -> int:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a side's output must not get among the lines
     request = dict(split="train", dataset=spec["dataset"], data_dir=spec["data_dir"])
     if not spec["without_tensorflow"]:
-        console.quiet_tensorflow()
+        console.import_tensorflow()
         from tower_train import workload
 
         workload.take_ours()
