@@ -218,8 +218,11 @@ def test_a_value_of_a_wrong_type_is_one_line_with_the_file_and_the_field(name, f
 
 
 def test_options_that_the_workload_does_not_take_are_told_with_the_file(run):
-    content = jobs.read_json(run, "run.json") | {"workload_options": {"size": 3}}
-    (run / "run.json").write_text(json.dumps(content))
+    """Except one that was off, which an earlier version had."""
+    content = jobs.read_json(run, "run.json")
+    (run / "run.json").write_text(json.dumps(content | {"workload_options": {"gone": 0}}))
+    evaluate(run)
+    (run / "run.json").write_text(json.dumps(content | {"workload_options": {"size": 3}}))
     assert refusal(evaluate, run).startswith(f"{run / 'run.json'} does not fit its workload: ")
 
 

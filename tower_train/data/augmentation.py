@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tower_train.data.colours import MOST_MAGNITUDE, color_jitter, randaugment, spread
+from tower_train.data.colours import color_jitter, spread
 from tower_train.examples import Mixed, Weighted
 from tower_train.options import AUGMENTATION, Options, option
 from tower_train.workload import Draws
@@ -32,11 +32,6 @@ class ImageOptions(Options):
 
     color_jitter: float = _change(
         0.0, "change brightness, contrast and saturation by factors of 1 -/+ up to this, e.g. 0.4", allowed="at least 0"
-    )
-    randaugment: int = _change(
-        0,
-        "magnitude of two random operations of RandAugment on each image, e.g. 9; 0: none",
-        allowed=f"at least 0 and at most {MOST_MAGNITUDE}",
     )
     random_erasing: float = _change(
         0.0, "probability of erasing a rectangle, e.g. 0.25", allowed="at least 0 and at most 1"
@@ -220,5 +215,4 @@ _BEFORE = {  # {option: its change before `prepare`}, in their order
     "vertical_flip": functools.partial(_flipped, name="vertical_flip", axis=1),
     "random_resized_crop": random_resized_crop,
     "color_jitter": color_jitter,
-    "randaugment": randaugment,
 }

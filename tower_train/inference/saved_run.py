@@ -109,7 +109,10 @@ def read(
             "Give --workload=PATH of the one that was trained."
         )
     try:
-        workload = workload.with_options(run_json.get("workload_options", {}))
+        known = dataclasses.asdict(workload.options) if workload.options else {}
+        chosen = run_json.get("workload_options", {}).items()
+        # an option that the workload had when it trained, and that was off, changes nothing
+        workload = workload.with_options({name: value for name, value in chosen if value or name in known})
     except errors.ConfigError as error:
         raise errors.RunError(f"{run_dir.path / directory.RUN} does not fit its workload: {error}") from None
     if options.single_view:
