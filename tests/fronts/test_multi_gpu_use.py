@@ -16,6 +16,7 @@ from keras_twins import CROSS_ENTROPY, assert_same, data, fit_both, twins
 import tower_train
 from tower_train.errors import ConfigError
 from tower_train.fronts.keras_towers import exchange, step
+from tower_train.fronts.keras_towers.model import TowerModel
 
 layers = keras.layers
 
@@ -113,6 +114,29 @@ class TestUse:
         ):  # fmt: skip
             assert type(model) is keras.Sequential
             np.testing.assert_allclose(model.predict(x, verbose=0), expected, atol=1e-6)
+
+    @pytest.mark.parametrize("gpus", [1, 2])
+    def test_a_program_ends_a_training_by_the_model_that_it_fits(self, gpus):
+        parallel = tower_train.multi_gpu_model(keras.Sequential([keras.layers.Dense(3)]), gpus=gpus)
+        parallel.compile("sgd", "mse")
+
+        def stop(epoch, logs):
+            parallel.stop_training = epoch == 1
+
+        callback = keras.callbacks.LambdaCallback(on_epoch_end=stop)
+        history = parallel.fit(np.ones([8, 4]), np.ones([8, 3]), epochs=4, verbose=0, callbacks=[callback])
+        assert history.epoch == [0, 1] and parallel.history is history and parallel.optimizer.iterations.numpy() == 2
+
+    def test_a_lone_tower_is_keras_own_step_unless_it_has_its_weights_elsewhere(self):
+        model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])  # on the host here, where there is no GPU
+        parallel = tower_train.multi_gpu_model(model, gpus=1)
+        parallel.compile("sgd", "mse", jit_compile=True)
+        parallel.fit(np.ones([8, 4]), np.ones([8, 3]), verbose=0)
+        assert model.train_function and not parallel.train_function
+        is_one_device = [
+            TowerModel(model, towers, "/cpu:0").is_one_device for towers in (("/gpu:0",), ("/gpu:1",), ("/cpu:0",) * 2)
+        ]
+        assert is_one_device == [False] * 3
 
     def test_a_line_tells_that_building_the_towers_takes_long(self, monkeypatch, capsys):
         for least, lines in ((60, 0), (0, 1)):

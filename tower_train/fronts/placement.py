@@ -103,6 +103,11 @@ class Balance:
             )
 
 
+def weights(model: keras.Model) -> list[keras.Variable]:
+    """Returns a model's variables of floating-point numbers; others have their place on the host anyway."""
+    return [each for each in model.weights if tf.as_dtype(each.dtype).is_floating]
+
+
 def num_bytes(variable) -> int:
     """Returns the size of a variable of Keras or TensorFlow; 0 without a known shape."""
     return (tf.TensorShape(variable.shape).num_elements() or 0) * tf.as_dtype(variable.dtype).size
@@ -116,11 +121,11 @@ def spread(
     balance = Balance(towers)
     if not balance.bytes_on:
         return
-    weights = [each for each in model.weights if tf.as_dtype(each.dtype).is_floating]
-    on_host = {id(each): each for each in weights if id(each) in built and of(each) == devices.HOST}
+    on_host = {id(each): each for each in weights(model) if id(each) in built and of(each) == devices.HOST}
     balance.tell_cost(model.optimizer or model, model.name, on_host.values())
     slots = [slot for each in optimizers for slot in each.variables]
-    for weight in sorted((each for each in weights if id(each) not in on_host), key=num_bytes, reverse=True):
+    others = (each for each in weights(model) if id(each) not in on_host)
+    for weight in sorted(others, key=num_bytes, reverse=True):
         gpu, slot_prefix = balance.next(), f"{weight.path.replace('/', '_')}_"  # how Keras names slots
         for variable in (weight, *(slot for slot in slots if slot.name.startswith(slot_prefix))):
             compat.move(variable, gpu)

@@ -23,7 +23,7 @@ def opened(
       target: the server of this worker; empty for a process by itself.
     """
     with built.graph.as_default():
-        begin = tf.group(v1.local_variables_initializer(), v1.tables_initializer(), built.stream.initializer)
+        others = tf.group(v1.local_variables_initializer(), v1.tables_initializer())
     # Not as the default session: a program may have the loop over the steps, and is not to find itself in this graph.
     session = v1.Session(target, built.graph, built.plan.session_config)
     try:
@@ -32,7 +32,9 @@ def opened(
         else:
             session.run([variable.initializer for variable in built.saved.variables])
         # After that, so that copies have the variables' values and the stream starts at the position that these tell.
-        session.run(begin)
+        session.run(others)
+        # by itself, as actions run it too: a session prepares, and XLA compiles, each set of fetches anew
+        session.run(built.stream.initializer)
         yield session
     finally:
         with contextlib.suppress(tf.errors.AbortedError, tf.errors.UnavailableError):  # of a lost worker

@@ -220,7 +220,12 @@ def iterator_over(steps: tf.data.Dataset, step: Callable, examples: Examples, br
     step = tf.autograph.experimental.do_not_convert(step)  # workloads use TensorFlow's own conditionals, if any
     # deterministic: the order of examples is a promise, also at the price of waiting for one
     dataset = steps.map(step, num_parallel_calls=parallel_steps, deterministic=True).prefetch(_PREFETCHED_STEPS)
-    return tf.compat.v1.data.make_initializable_iterator(dataset if examples.elements else not_tuned(dataset))
+    if not examples.elements:
+        options = tf.data.Options()
+        # they find nothing here, and take half of the time in which the stream begins again
+        options.experimental_optimization.apply_default_optimizations = False
+        dataset = not_tuned(dataset.with_options(options))
+    return tf.compat.v1.data.make_initializable_iterator(dataset)
 
 
 def not_tuned(dataset: tf.data.Dataset) -> tf.data.Dataset:

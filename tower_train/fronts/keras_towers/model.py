@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.fronts import compat, parts
+from tower_train.fronts import compat, parts, placement
 from tower_train.fronts.keras_towers import fit, proof, together
 from tower_train.fronts.keras_towers.calls import explained
 from tower_train.fronts.keras_towers.exchange import ALONE, Exchange
@@ -52,6 +52,16 @@ class TowerModel(keras.Model):
     input = property(lambda self: self.template.input)
     output = property(lambda self: self.template.output)
     metrics = property(lambda self: self.template.metrics)
+
+    @property
+    def stop_training(self) -> bool:
+        """Whether `fit` ends after this batch or epoch."""
+        return self.template.stop_training
+
+    @stop_training.setter
+    def stop_training(self, value: bool) -> None:
+        if "template" in self.__dict__:  # else Keras is making this model
+            self.template.stop_training = value
 
     def get_metrics_result(self):
         """Returns nothing, so that Keras reports the step's results."""
@@ -119,6 +129,16 @@ class TowerModel(keras.Model):
     def is_compiled(self) -> bool:
         """Returns whether towers' passes are compiled by XLA: as Keras would compile the template's step."""
         return bool(getattr(self.template, "jit_compile", False))
+
+    @property
+    def is_one_device(self) -> bool:
+        """Returns whether the template's own steps, which Keras compiles as a whole, train as the only tower would: on
+        the device that Keras takes, with all weights on it."""
+        if len(self.towers) * self.exchange.size > 1 or self.towers[0] not in ("/gpu:0", "/cpu:0"):
+            return False
+        return "cpu" in self.towers[0] or not any(
+            placement.of(each) == HOST for each in placement.weights(self.template)
+        )
 
     def compile_as_template(self) -> None:
         """Trains with what the template has been compiled with, if that was since."""
@@ -197,6 +217,9 @@ def _together(name: str):
     @functools.wraps(method := getattr(keras.Model, name))
     def in_all_workers(self, *args, **kwargs):
         self.compile_as_template()
+        if self.is_one_device:
+            with explained():
+                return getattr(self.template, name)(*args, **kwargs)
         for_xla = compat.functions_run_by(xla.leave_to_xla) if self.is_compiled else contextlib.nullcontext()
         with explained(), for_xla:
             return together.call(method, self, args, kwargs)
