@@ -18,7 +18,7 @@ from tower_train import estimator
 # Answers for each script, of one process.
 ANSWERED = """
 import contextlib, io, runpy, sys
-for name in ("keras_multi_gpu", "estimator_fashion_mnist", "estimator_retinal_oct", "choose_gpus", "keras_dcgan"):
+for name in ("keras_multi_gpu", "estimator_fashion_mnist", "estimator_retinal_oct", "choose_gpus"):
     for word, status, said in (("--help", 0, "options:"), ("--no_such_option", 2, "unrecognized arguments: --no_")):
         sys.argv, texts = [f"{name}.py", word], io.StringIO()
         try:
@@ -79,17 +79,6 @@ def test_keras_on_several_towers_saves_the_plain_model(tmp_path, monkeypatch, ca
     shown = capsys.readouterr()
     assert "2 towers on the CPU" in shown.err and f"Saved {saved}" in shown.out
     assert keras.models.load_model(saved).input_shape == (None, 32, 32, 3)
-
-
-def test_a_dcgan_writes_pictures_and_saves_its_generator(tmp_path, monkeypatch, capsys):
-    pictures, saved = tmp_path / "there" / "pictures", tmp_path / "generator.keras"
-    words = ["--steps=2", "--batch_size=8", f"--pictures={pictures}", f"--save={saved}"]
-    run_script("keras_dcgan", monkeypatch, *words)
-    shown = capsys.readouterr()
-    assert "2 towers on the CPU" in shown.err and re.search(r"d_loss: 1\.\d+ - g_loss: 0\.\d+", shown.out)
-    picture = tf.io.decode_png((pictures / "epoch-001.png").read_bytes())
-    assert picture.shape == [8 * 28, 8 * 28, 1] and len(np.unique(picture)) > 10
-    assert keras.models.load_model(saved)(tf.ones([1, 64])).shape == [1, 28, 28, 1]
 
 
 def timed(shown):
