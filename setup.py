@@ -14,7 +14,7 @@ ESTIMATOR = [
     "tf_keras>=2.21,<2.22",  # Keras 2, of which the library's canned Estimators are made; it goes with tensorflow
 ]
 
-COMMANDS = ["benchmark", "curves", "evaluate", "export", "new_workload", "predict", "report", "tf1"]
+COMMANDS = ["benchmark", "curves", "evaluate", "export", "find_rate", "new_workload", "predict", "report", "tf1"]
 
 
 def repository() -> str:

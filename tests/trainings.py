@@ -10,7 +10,7 @@ from tower_train.config import Config
 from tower_train.graph import devices, session, step_plan, training
 from tower_train.graph.devices import HOST
 from tower_train.graph.layout import Layout
-from tower_train.run import choices
+from tower_train.run.plan import plan_trial
 
 v1 = tf.compat.v1
 
@@ -22,9 +22,7 @@ def opened(workload, examples, **options):
     Fetching `report` does a step. Options of Config come before the workload's recipe; by default without summaries.
     """
     config: Config = workload.config(**({"device": "cpu", "summary_every_steps": 0} | options))
-    devices.choose_kernels(config.deterministic, config.tensor_float_32)
-    placed = devices.place(config)
-    built = build(workload, examples, choices.resolve(config, {}, placed)[0], placed)
+    built = training.build_step(plan_trial(workload, config, examples)[0])
     with session.opened(built) as opened, built.graph.as_default():
         yield built, opened
 

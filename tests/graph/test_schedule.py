@@ -59,6 +59,7 @@ def test_points_are_joined_by_lines(course):
     found = rates(COUNTS, **options)
     np.testing.assert_allclose(found, 11.5 * np.interp(COUNTS / 1000, shares, factors), rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(rates(shares * 1000, **options), 11.5 * factors, rtol=1e-12, atol=1e-14)
+    assert schedule.largest_factor(Config(**options, lr_scaling="linear", lr_base_batch=5)) == 4 * max(factors)
 
 
 @pytest.mark.parametrize(("kind", "factor"), [("none", 1), ("linear", 4), ("sqrt", 2)])

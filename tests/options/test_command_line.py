@@ -70,11 +70,11 @@ def test_help_shows_every_option_with_its_default_and_does_not_import_tensorflow
 
 
 def test_a_console_script_is_the_command_of_its_name(without_tensorflow, tmp_path):
-    script = tmp_path / "tower-train-new-workload"
+    script = tmp_path / "tower-train-find-rate"
     script.write_text("from tower_train import console_scripts\nconsole_scripts.run()\n")
     environment = os.environ | {"PYTHONPATH": str(jobs.ROOT)}
     shown = subprocess.run([sys.executable, script, "--help"], env=environment, capture_output=True, text=True)
-    assert shown.returncode == 0 and shown.stdout == without_tensorflow("tower_train.new_workload", "--help").stdout
+    assert shown.returncode == 0 and shown.stdout == without_tensorflow("tower_train.find_rate", "--help").stdout
 
 
 @pytest.mark.parametrize(("words", "closed"), [("--help", ">&-"), ("--train_dir", "2>&-"), ("--train_dir", "<&- >&-")])

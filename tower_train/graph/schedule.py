@@ -55,6 +55,12 @@ def _scale(config: Config) -> float:
     return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[config.lr_scaling]
 
 
+def largest_factor(config: Config) -> float:
+    """Returns by how much the greatest rate of a training is greater than --learning_rate."""
+    points = rules.parse_points(config.lr_points) if config.lr_schedule == "points" else [(0.0, 1.0)]
+    return _scale(config) * max(factor for _, factor in points)
+
+
 def _decay(config: Config, num_examples: int, examples_seen: tf.Tensor) -> tf.Tensor:
     """Returns the schedule's factor. With t the share of the training that is done: 'linear' is 1 - t, 'cosine'
     (1 + cos(pi * t)) / 2 (Loshchilov and Hutter 2017, "SGDR", equation 5); the staircases count their stairs in

@@ -19,6 +19,7 @@ _NOTE = (
 )
 _MARKS = {".png": b"tEXtSoftware\0tower_train", ".svg": b"<dc:title>tower_train</dc:title>"}  # of what was drawn here
 _METADATA = {".png": {"Software": "tower_train"}, ".svg": {"Creator": "tower_train", "Date": None}}
+ENDINGS = tuple(_METADATA)
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")  # distinct also for the colour-blind
 STYLE = {
     "font.size": 9,
@@ -119,22 +120,22 @@ def _drawn(figure, form: str, **options) -> bytes:
     return file.getvalue()
 
 
-def save(figure, stem: str) -> str:
+def save(figure, stem: str, endings: Sequence[str] = ENDINGS) -> str:
     """Writes a figure to STEM.png and STEM.svg, also over earlier ones; returns a line that names the files. Raises
     ConfigError for a file that cannot be written."""
     import matplotlib
 
-    paths = [pathlib.Path(stem + ending).absolute() for ending in _METADATA]
+    paths = [pathlib.Path(stem + ending).absolute() for ending in endings]
     with matplotlib.rc_context(STYLE):
-        for path, metadata in zip(paths, _METADATA.values(), strict=True):
-            disk.write(path, _drawn(figure, path.suffix[1:], dpi=200, metadata=metadata))
+        for path, ending in zip(paths, endings, strict=True):
+            disk.write(path, _drawn(figure, ending[1:], dpi=200, metadata=_METADATA[ending]))
     return f"Drawn:    {', '.join(map(str, paths))}"
 
 
-def check_replaceable(stem: str) -> None:
+def check_replaceable(stem: str, endings: Sequence[str] = ENDINGS) -> None:
     """Raises ConfigError if a file that `save` would write is there and was drawn by something else."""
-    for ending, mark in _MARKS.items():
-        files.check_replaceable(pathlib.Path(stem + ending).absolute(), mark)
+    for ending in endings:
+        files.check_replaceable(pathlib.Path(stem + ending).absolute(), _MARKS[ending])
 
 
 def _draw(axis, lists: Mapping[str, np.ndarray], name: str, color: str, label: str, split: str) -> None:

@@ -107,6 +107,18 @@ def make_plan(
     )
 
 
+def plan_trial(workload: Workload, config: Config, examples: Examples | None = None) -> tuple[StepPlan, list[str]]:
+    """Plans the step of a training without a directory, such as a range test; also returns lines for the log. examples:
+    to train on; None for the workload's."""
+    devices.choose_kernels(config.deterministic, config.tensor_float_32)
+    placed = devices.place(config)
+    if examples is None:
+        request = DataRequest("train", config.dataset, config.data_dir, config.seed, config.validation_fraction)
+        examples = workload.split(request)
+    config, notes = choices.resolve(config, {}, placed)
+    return plan_step(workload, examples, config, placed), [*notes, *placed.notes]
+
+
 def _newest_checkpoint(run_dir: directory.RunDirectory, is_known: bool, override: bool) -> tuple[str | None, list[str]]:
     """Returns the newest intact checkpoint of a locked directory, None without one, and lines about damaged ones.
 
