@@ -1,5 +1,6 @@
 """Gradients: their mean over towers, those of regularizers, clipping, and the check that they are finite."""
 
+import collections
 import contextlib
 from collections.abc import Callable, Sequence
 
@@ -12,6 +13,7 @@ from tower_train.console import enumeration, notice_once
 
 v1 = tf.compat.v1
 _MOST_NAMES = 3  # in a message
+_MUCH = 2**14  # numbers of a gradient, from which on its check takes longer than its launch
 
 Gradient = tf.Tensor | tf.IndexedSlices | None
 GradientsAndVariables = list[tuple[Gradient, tf.Variable]]
@@ -133,6 +135,19 @@ def is_finite(value: Gradient | tf.Variable) -> tf.Tensor:
     with tf.device(value.device):
         values = value.values if isinstance(value, tf.IndexedSlices) else value
         return tf.reduce_all(tf.math.is_finite(tf.abs(values) if values.dtype.is_complex else values))
+
+
+def all_finite(values: Sequence[Gradient]) -> tf.Tensor:
+    """Returns a bool scalar, whether all values are finite."""
+    # the small ones, which most variables are, as one: on a GPU each check is a kernel or two
+    small, others = collections.defaultdict(list), []
+    for value in values:
+        is_small = isinstance(value, tf.Tensor) and (value.shape.num_elements() or _MUCH) < _MUCH
+        (small[value.dtype, value.device] if is_small else others).append(value)
+    for (_, device), those in small.items():
+        with tf.device(device):
+            others.append(tf.concat([tf.reshape(value, [-1]) for value in those], 0))
+    return tf.reduce_all(are_finite(others))
 
 
 def are_finite(values: Sequence[Gradient]) -> tf.Tensor:

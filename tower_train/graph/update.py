@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.graph.context import ParamGroup, Statistic
-from tower_train.graph.gradients import are_finite
+from tower_train.graph.gradients import all_finite, are_finite
 from tower_train.graph.loss_scale import LossScale
 from tower_train.graph.optimizers import Optimizers
 from tower_train.graph.replica import Mean, Replica, built_towers
@@ -71,18 +71,19 @@ def update_if_finite(
         for tower in built_towers(replicas)
     ]
 
+    applicable = [mean.loss, *(grad for grad, _ in mean.gradients)]
+
     def applied() -> tf.Tensor:
         with tf.control_dependencies([counters.count(scale.after_update(), after=[build() for build in parts])]):
             return tf.ones([len(towers) + 1, len(towers[0])], tf.bool)
 
     def refused() -> tf.Tensor:
         with tf.control_dependencies([scale.without_update(mean.loss, counters.count, skips)]):
-            return tf.stack([*(are_finite(values) for values in towers), applicable])
+            return tf.stack([are_finite(values) for values in (*towers, applicable)])
 
     with tf.control_dependencies(mean.before_update):
         with v1.name_scope("check_finite"), replicas[0].here():
-            applicable = are_finite([mean.loss, *(grad for grad, _ in mean.gradients)])
-            is_applicable = tf.reduce_all(applicable)
+            is_applicable = all_finite(applicable)
         return tf.cond(when(is_applicable), applied, refused, name="train")
 
 
