@@ -18,9 +18,9 @@ Exit status: 0 done, 1 a side died or hangs, 2 an option or a file is wrong.
 def main(argv) -> int:
     options = command_line.parse(argv, BenchmarkOptions, USAGE)
     console.import_tensorflow()
-    from tower_train.bench import comparison
+    from tower_train.bench import breakdown, comparison
 
-    console.say(*comparison.run(options))
+    console.say(*(breakdown if options.breakdown else comparison).run(options))
     return 0
 
 

@@ -61,7 +61,7 @@ def test_with_gpus_there_are_only_sides_that_have_a_gpu_for_each_tower():
     [
         (dict(systems="horovod"), "--systems=horovod.*port, port/2 towers, tower_train/1 tower"),
         (dict(batch_size=12), "--batch_size=12 cannot be shared out evenly among 8 towers"),
-        (dict(quick=True, sweep=True), "--quick and --sweep exclude each other"),
+        (dict(sweep=True, breakdown=True), "--sweep and --breakdown exclude each other"),
         (dict(quick=True, systems="port"), "--quick and --systems exclude each other"),
     ],
 )

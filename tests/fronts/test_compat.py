@@ -23,6 +23,7 @@ OF_LIBRARY = {"estimator.py"} | {
 }
 OF_TF1 = {f"fronts/tf1/{name}.py" for name in ("keras_models", "names", "views")}  # old names today: tests/tf1
 BELOW = {  # modules under the package that touch a private name, and where that is tested
+    "bench/breakdown.py": "tests/bench/test_breakdown.py",
     "graph/devices.py": "tests/gpus",
     "graph/gradients.py": "tests/run/test_hooks.py",
     "graph/towers.py": "tests/graph",

@@ -19,7 +19,7 @@ _IDLE_SHARE = 0.02  # of one core, from which a side that should stand still get
 def run(options: BenchmarkOptions) -> list[str]:
     """Compares the sides part by part, each in rounds of its own; returns the lines to print. Raises SideError if one
     dies or hangs."""
-    out, machine = _directory(options.out), host.describe()
+    out, machine = directory(options.out), host.describe()
     common, rivals = trainer.common_facts(options)
     options = dataclasses.replace(options, dataset=common["dataset"])  # all sides train on what `auto` chose
     parts = {}
@@ -42,8 +42,7 @@ def run(options: BenchmarkOptions) -> list[str]:
         "date": time.strftime("%Y-%m-%d %H:%M"),
         "parts": {title: [dataclasses.asdict(row) for row in rows] for title, rows in parts.items()},
     }
-    path = out / ("sweep.json" if options.sweep else "benchmark.json")
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    path = write(out / ("sweep.json" if options.sweep else "benchmark.json"), content)
     rounds = sides.counted(options.num_rounds, "round")
     return [
         f"machine:  {machine['processor']}, {machine['cores']} cores, {', '.join(common['gpus']) or 'no GPU'}, "
@@ -60,7 +59,7 @@ def run(options: BenchmarkOptions) -> list[str]:
     ]
 
 
-def _directory(out: str | None) -> pathlib.Path:
+def directory(out: str | None) -> pathlib.Path:
     """Makes the directory of the results, a new one in runs/ unless it is named; ConfigError if that fails."""
     out = pathlib.Path(out or f"runs/benchmark-{time.strftime('%Y%m%d-%H%M%S')}")
     try:
@@ -68,6 +67,12 @@ def _directory(out: str | None) -> pathlib.Path:
     except OSError as error:
         raise errors.ConfigError(f"--out={out} cannot be made ({error.strerror}). Give a directory that can.") from None
     return out
+
+
+def write(path: pathlib.Path, content: dict) -> pathlib.Path:
+    """Writes results as JSON; returns the path."""
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    return path
 
 
 def _table(title: str, rows: Sequence[Result]) -> list[str]:
@@ -81,14 +86,14 @@ def _table(title: str, rows: Sequence[Result]) -> list[str]:
         of_process = ["-", "-"] if row.side.is_ceiling else [memory, first_step]
         cells = [row.side.title, *_median_and_range(row.rate, ".0f"), *_median_and_range(row.ratio, ".2f"), share]
         body.append([*cells, *of_process, *([f"{row.card_bytes / 2**20:.0f} MiB"] if on_gpus else [])])
-    return _markdown(head + (["of a GPU's memory"] if on_gpus else []), body)
+    return markdown(head + (["of a GPU's memory"] if on_gpus else []), body)
 
 
 def _median_and_range(figure: Figure, form: str) -> list[str]:
     return [f"{figure.median:{form}}", f"{figure.low:{form}} to {figure.high:{form}}"]
 
 
-def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
     """Formats a table whose first column is left-aligned and whose others are right-aligned."""
     widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
 

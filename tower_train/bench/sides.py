@@ -22,6 +22,11 @@ class BenchmarkOptions(Options):
 
     quick: bool = option(False, "only the most important sides, three rounds of 1.5 seconds", FORMS)
     sweep: bool = option(False, "instead: examples/sec of tower_train alone over batch size and towers", FORMS)
+    breakdown: bool = option(
+        False,
+        "instead: the parts of a step's time, with Chrome trace files, of tower_train alone, and Python's part",
+        FORMS,
+    )
 
     systems: str | None = option(
         None, "measure only sides whose name matches one of these, e.g. port,keras/*,tower_train/*/float32 (all)", SIDES
@@ -59,7 +64,7 @@ class BenchmarkOptions(Options):
     out: str | None = option(None, "directory of the results (a new runs/benchmark-TIME)", MEASURING)
 
     def check(self):
-        forms = [name for name in ("quick", "sweep", "systems") if getattr(self, name)]
+        forms = [name for name in ("quick", "sweep", "breakdown", "systems") if getattr(self, name)]
         if len(forms) > 1:
             raise errors.ConfigError(f"--{forms[0]} and --{forms[1]} exclude each other. Give one of them.")
         for towers in self.tower_counts:

@@ -125,11 +125,17 @@ def slow_input(run_json: dict) -> float:
     return 0.05 if run_json["devices"][0].startswith("GPU") else 0.3
 
 
-def input_advice(input_share: float) -> str:
+def input_advice(input_share: float, run_json: dict) -> str:
     """Returns a line that tells what to do about slow input."""
+    config, shows = run_json["config"], ""
+    path = config["workload"]
+    if path and not run_json["workload_options"]:  # the benchmark takes none
+        options = [f"--{name}={config[name]}" for name in ("workload", "data_dir") if config[name]]
+        command = f"{_python_path(path)}{_python()} -m tower_train.benchmark --breakdown {shlex.join(options)}"
+        shows = f"`{command}` shows where a step's time goes; "
     return (
-        f"*** input {100 * input_share:.0f} %: steps spend this share of their time waiting for examples. "
-        f"{errors.page('training.md#slow-input')} says what helps."
+        f"*** input {100 * input_share:.0f} %: steps spend this share of their time waiting for examples. {shows}"
+        f"{errors.page('training.md#slow-input')} {'what helps' if shows else 'says what helps'}."
     )
 
 
