@@ -18,7 +18,7 @@ from tower_train import estimator
 # Answers for each script, of one process.
 ANSWERED = """
 import contextlib, io, runpy, sys
-for name in ("keras_multi_gpu", "estimator_fashion_mnist", "estimator_retinal_oct", "choose_gpus"):
+for name in ("keras_multi_gpu", "estimator_fashion_mnist", "estimator_retinal_oct"):
     for word, status, said in (("--help", 0, "options:"), ("--no_such_option", 2, "unrecognized arguments: --no_")):
         sys.argv, texts = [f"{name}.py", word], io.StringIO()
         try:
@@ -40,8 +40,7 @@ def test_help_and_mistakes_are_answered_without_a_line_of_tensorflows():
     "name, words, said",
     [("keras_multi_gpu", ["--size=8"], "--size=8: .*at least 71"),
      ("estimator_fashion_mnist", ["--data_dir=/missing"], "/missing/train-images-idx3-ubyte.gz"),
-     ("estimator_retinal_oct", ["--data_dir=/missing"], "/missing/train"),
-     ("choose_gpus", ["--gpus=0,0"], "a list of different GPU ids")],
+     ("estimator_retinal_oct", ["--data_dir=/missing"], "/missing/train")],
 )  # fmt: skip
 def test_what_cannot_be_trained_with_is_one_line(name, words, said):
     done = jobs.command(f"scripts.{name}", *words)

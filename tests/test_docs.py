@@ -30,7 +30,7 @@ CONFIG = dict(
 NETWORK = "VGG16"  # in place of others, of which a tower takes up to ten seconds to build
 OTHERS = {  # of scripts and other programs
     "cases", "check", "count", "data_dir", "durations", "evaluator", "flagfile", "help", "logdir", "minutes", "no-kill",
-    "pictures", "recipe", "seed", "seeds", "steps", "tf_xla_deterministic_cluster_names",
+    "recipe", "seed", "seeds", "steps", "tf_xla_deterministic_cluster_names",
     "tf_xla_persistent_cache_directory", "thorough", "trials", "workers",
 }  # fmt: skip
 

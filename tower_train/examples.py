@@ -88,12 +88,7 @@ class Examples:
         """Returns the number of examples of each class, if classes have names and all labels are at hand; else None."""
         if self.labels is None or not self.class_names:
             return None
-        is_one = self.labels.ndim == 1  # not of several at once
-        return np.asarray(
-            np.bincount(self.labels, minlength=len(self.class_names))
-            if is_one
-            else self.labels.sum(axis=0, dtype=np.int64)
-        ).tolist()
+        return count_classes(self.labels, len(self.class_names)).tolist()
 
     def check_labels(self, labels: np.ndarray) -> None:
         """Raises DataError if there are class_names and labels are not of these classes."""
@@ -315,6 +310,11 @@ def _as_numbers(name: str, labels: np.ndarray, class_names: list[str]) -> tuple[
         f"{name}: labels are numbers as texts, such as {there[0]!r} ({numbers[0]:g}). If they are numbers, give "
         "labels.astype(float); if they are names of classes, give class_names too."
     )
+
+
+def count_classes(labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """Returns the number of examples of each class, [classes]; labels are [n], or [n, classes] of several at once."""
+    return np.bincount(labels, minlength=num_classes) if labels.ndim == 1 else labels.sum(axis=0, dtype=np.int64)
 
 
 def _are_of_several(labels: np.ndarray, class_names: Sequence[str]) -> bool:

@@ -10,7 +10,6 @@ import resource
 import shutil
 import socket
 import subprocess
-import sys
 
 CPUINFO, MEMINFO = "/proc/cpuinfo", "/proc/meminfo"  # Linux's, see proc(5)
 CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of versions 2 and 1
@@ -25,7 +24,7 @@ _TICKS_PER_SEC = os.sysconf("SC_CLK_TCK")
 
 def cores() -> int:
     """Returns the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def free_memory() -> int | None:
@@ -135,5 +134,4 @@ def busy_core_secs() -> float | None:
 
 def peak_bytes() -> int:
     """Returns the peak of this process's resident memory."""
-    linux = _bytes("/proc/self/status", "VmHWM")  # there ru_maxrss would begin at the peak of the parent process
-    return linux or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return _bytes("/proc/self/status", "VmHWM") or 0  # ru_maxrss would begin at the peak of the parent process

@@ -26,8 +26,8 @@ def pairs(count):
 @pytest.mark.parametrize(
     ("make", "options", "text"),
     [
-        (lambda: [1, 2], {}, "got list; make must return a tf.data.Dataset"),
-        (lambda: tf.data.Dataset.range(3), {}, "they must be pairs"),
+        (lambda: [1, 2], {}, "elements returned a list of 1 .* Let it return a tf.data.Dataset of"),
+        (lambda: tf.data.Dataset.range(3), {}, "elements returned .* of .features, label., not of these"),
         (lambda: pairs(3).repeat(), {}, "it repeats, so say how many examples make an epoch with num_examples="),
         (lambda: pairs(3).filter(lambda x, y: True), {}, "TensorFlow cannot count this dataset"),
         (
@@ -40,7 +40,7 @@ def pairs(count):
     ],
 )
 def test_what_cannot_be_is_one_line(make, options, text):
-    with pytest.raises(errors.DataError, match=f"^mine: .*{text}"):
+    with pytest.raises(errors.UserError, match=f"^mine: .*{text}"):
         tf_data.examples("mine", make, **options)
 
 

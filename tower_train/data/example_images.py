@@ -14,21 +14,8 @@ _MOST_CLASSES = 4  # of an example
 _CELL = 128  # pixels
 _LINE = 16  # pixels, of each line of the label below an image
 _SIZE = _LINE - 4  # of letters
-# That Linux, macOS and Windows have; Pillow's own writes ASCII and little else. DejaVu Sans comes with matplotlib.
-_FONTS = (
-    "DejaVuSans.ttf",
-    "NotoSans-Regular.ttf",
-    "Arial.ttf",
-    "arial.ttf",
-    "NotoSansCJK-Regular.ttc",
-    "wqy-zenhei.ttc",
-    "wqy-microhei.ttc",
-    "DroidSansFallbackFull.ttf",
-    "PingFang.ttc",
-    "Arial Unicode.ttf",
-    "msyh.ttc",
-    "unifont.ttf",
-)
+# Of Linux; Pillow's own writes ASCII and little else. DejaVu Sans comes with matplotlib.
+_FONTS = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "NotoSansCJK-Regular.ttc", "wqy-zenhei.ttc", "unifont.ttf")
 _GAP = 8
 _CLIPPED = 0.5  # percent of the pixels at either end, so that a few bright ones do not darken all others
 

@@ -7,13 +7,14 @@ Several workers take the elements in the order of one, each its part of every st
 dataset, unless it is made of files.
 """
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.examples import Examples, check_dense
+from tower_train.examples import Examples
 
 v1 = tf.compat.v1
 
@@ -42,7 +43,8 @@ def examples(
         own, then those of the next worker, and so on around.
 
     Raises:
-      DataError: no files, make returns something else, or num_examples is missing and TensorFlow cannot count.
+      DataError: no files, or num_examples is missing and TensorFlow cannot count.
+      GraphError: make returns something else.
     """
     if files is not None and not len(files):
         raise errors.DataError(f"{name}: files is empty. Name at least one.")
@@ -54,39 +56,20 @@ def examples(
         around = [path for i in range(num_workers) for path in files[(worker + i) % num_workers :: num_workers]]
         return make(tf.data.Dataset.from_tensor_slices(around).repeat())
 
-    elements = make if files is None else whole
-    with tf.Graph().as_default(), tf.device("/cpu:0"):
-        dataset = elements()
-        spec = _checked_spec(name, dataset)
-        if num_examples is None:
-            num_examples = _count(name, dataset)
-    if num_examples < 1:
-        raise errors.DataError(f"{name}: num_examples is {num_examples}; there must be at least one example.")
-    digest = hashlib.sha256(f"{spec} {num_examples} {fingerprint}".encode()).hexdigest()[:16]
-    return Examples(
+    examples = Examples(
         name,
-        num_examples,
-        None,
-        digest,
-        tuple(class_names),
+        1 if num_examples is None else num_examples,
+        open=None,
+        class_names=tuple(class_names),
         parallel_steps=parallel_steps,
-        elements=elements,
+        elements=make if files is None else whole,
         open_for_worker=None if files is None else open_for_worker,
     )
-
-
-def _checked_spec(name: str, dataset) -> tuple:
-    """Returns the shapes and types of a dataset's elements; DataError if they are not pairs of dense tensors."""
-    if not isinstance(dataset, tf.data.Dataset):
-        raise errors.DataError(f"{name}: got {type(dataset).__name__}; make must return a tf.data.Dataset.")
-    spec = dataset.element_spec
-    if not (isinstance(spec, tuple) and len(spec) == 2):
-        raise errors.DataError(
-            f"{name}: its elements are {spec}; they must be pairs, (features, label) of one example. Put several "
-            "features into a dict or a tuple."
-        )
-    check_dense(name, spec)
-    return spec
+    with tf.Graph().as_default(), tf.device("/cpu:0"):
+        dataset = examples.opened_elements()
+        num_examples = num_examples or _count(name, dataset)
+    digest = hashlib.sha256(f"{dataset.element_spec} {num_examples} {fingerprint}".encode()).hexdigest()[:16]
+    return dataclasses.replace(examples, num_examples=num_examples, fingerprint=digest)
 
 
 def _count(name: str, dataset: tf.data.Dataset) -> int:

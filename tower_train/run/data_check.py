@@ -10,7 +10,7 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.console import enumeration
 from tower_train.data import example_images
-from tower_train.examples import Examples, Mixed, Tensors, Weighted
+from tower_train.examples import Examples, Mixed, Tensors, Weighted, count_classes
 from tower_train.graph import step_failures, summaries
 from tower_train.graph.layout import Layout
 from tower_train.graph.stream import training_stream
@@ -96,8 +96,7 @@ def _about_classes(labels: np.ndarray, examples: Examples) -> Iterator[str]:
             "classes at least; labels that are no classes need no class_names. --nocheck_data trains all the same."
         )
     examples.check_labels(labels)
-    counts = np.bincount(labels, minlength=len(names)) if labels.ndim == 1 else labels.sum(axis=0)
-    missing = [names[i] for i in np.flatnonzero(counts == 0)]
+    missing = [names[i] for i in np.flatnonzero(count_classes(labels, len(names)) == 0)]
     # a data set that comes sorted shows one class only
     is_one = len(missing) == len(names) - 1 and len(labels) >= _ENOUGH
     if missing and (is_one or not is_sample or len(labels) >= _ENOUGH * len(names)):

@@ -11,7 +11,6 @@ import sys
 from tower_train import errors
 from tower_train.cluster.task import Task
 from tower_train.console import ProgressBar
-from tower_train.graph.record import RandomNumbers
 from tower_train.options import rules
 from tower_train.run.evaluations import Evaluations
 from tower_train.run.plan import Plan
@@ -64,16 +63,6 @@ def opening_lines(plan: Plan, run_json: dict) -> list[str]:
     if data["notice"]:
         lines += ["*" * 100, f"*** {data['notice']}", "*" * 100]
     return lines
-
-
-def random_notes(drawn: RandomNumbers) -> list[str]:
-    """Returns lines about random numbers that make N towers differ from one."""
-    if not drawn.stateful:
-        return []
-    return [
-        "*** --allow_stateful_random: several towers and resumed runs train otherwise than one, because of "
-        f"{', '.join(drawn.stateful)}."
-    ]
 
 
 def joining_line(task: Task, steps_done: int, last_step: int, device_names: tuple[str, ...]) -> str:

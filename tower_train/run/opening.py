@@ -72,7 +72,12 @@ def _prepare(training: Training, stack: contextlib.ExitStack) -> Callable[[v1.Se
     plan, graph = training.plan, training.graph
     drawn = {name: list(each) for name, each in graph.random_numbers._asdict().items()}
     training.run_json = plan.run_json | {"num_parameters": graph.saved.num_parameters, "random_numbers": drawn}
-    notes = [*plan.notes, *graph.notes, *messages.random_notes(graph.random_numbers)]
+    notes = [*plan.notes, *graph.notes]
+    if stateful := graph.random_numbers.stateful:
+        notes.append(
+            "*** --allow_stateful_random: several towers and resumed runs train otherwise than one, because of "
+            f"{', '.join(stateful)}."
+        )
     restore = None
     if plan.is_chief:
         restore, chiefs_notes = _prepare_chief(training, stack)
@@ -80,7 +85,7 @@ def _prepare(training: Training, stack: contextlib.ExitStack) -> Callable[[v1.Se
     with graph.graph.as_default():  # before the comparison: hooks look for what the network kept of its last call
         training.user_hooks.extend_graph()
     path = plan.run_json["config"]["workload"]
-    if plan.is_to_be_compared and is_due(plan.config, path, graph.random_numbers.stateful):
+    if plan.is_to_be_compared and is_due(plan.config, path, stateful):
         outcome = compare_towers(plan.workload, plan.examples, plan.config, graph)
         notes.append(outcome.line)
         training.run_json[_COMPARED] = outcome._asdict()
