@@ -75,4 +75,5 @@ def sample(values: tf.Tensor) -> tf.Tensor:
 def _finite(values: tf.Tensor) -> tf.Tensor:
     """Removes NaN and Inf, at which HistogramSummary fails, hiding their source."""
     values = tf.reshape(values, [-1])
-    return tf.boolean_mask(values, tf.math.is_finite(values)) if values.dtype.is_floating else values
+    # not tf.boolean_mask, whose dozen operations for each variable took a tenth of building a graph
+    return tf.gather_nd(values, tf.where(tf.math.is_finite(values))) if values.dtype.is_floating else values
