@@ -53,16 +53,11 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict]:
     if recipe is not None:
         chosen = workload.recipe_options(recipe, chosen)
     workload = workload.with_options(chosen)
-    usage = f"{USAGE}\n{_recipes(workload)}"
-    command_line.answer_help(argv, trainers | fields, usage, MOST_USED, {**workload.recipe, **chosen})
-    return workload.config(**values), chosen
-
-
-def _recipes(workload) -> str:
-    """Describes a workload's recipes, for --help."""
     recipes = f"Recipes of {workload.name}: {', '.join(workload.recipes)}." if workload.recipes else ""
     shown = f"Values in brackets are those of {workload.name}'s recipe, where it has any." if workload.recipe else ""
-    return f"{recipes} {shown}"
+    usage = f"{USAGE}\n{recipes} {shown}"
+    command_line.answer_help(argv, trainers | fields, usage, MOST_USED, {**workload.recipe, **chosen})
+    return workload.config(**values), chosen
 
 
 def main(argv: Sequence[str]) -> int:

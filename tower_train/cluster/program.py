@@ -119,13 +119,9 @@ class Cluster:
 
     def _sessions(self) -> list[v1.Session]:
         """Returns this program's open sessions on its worker's server; TensorFlow keeps no list of them."""
-        kinds, target, store_graph = (
-            (v1.Session, v1.InteractiveSession),
-            self.target.encode(),
-            self.membership.store.graph,
-        )
+        kinds, target = (v1.Session, v1.InteractiveSession), self.target.encode()
         sessions = [each for each in gc.get_objects() if issubclass(type(each), kinds)]
-        return [each for each in sessions if each.sess_str == target and each.graph is not store_graph]
+        return [each for each in sessions if each.sess_str == target and each.graph is not self.membership.store.graph]
 
     def _watch(self, stall_timeout_secs: float) -> None:
         """Tells the others, in a thread, how many means there were, and what this worker waits for since."""

@@ -88,7 +88,11 @@ def examples(
     Raises:
       DataError: no such file, one that cannot be read or is compressed, no records, or one that is damaged or cut off.
     """
-    index = _read_index(_matching(name, patterns))
+    paths = _matching(name, patterns)
+    with futures.ThreadPoolExecutor(min(len(paths), host.cores())) as pool:
+        scanned = list(pool.map(_scan, paths))
+    of_file = np.repeat(np.arange(len(paths), dtype=np.int32), [len(offsets) for offsets, *_ in scanned])
+    index = Index(tuple(paths), of_file, *map(np.concatenate, zip(*scanned, strict=True)))
 
     def open_records():
         def fetch(indices: tf.Tensor):
@@ -135,14 +139,6 @@ def _fault(index: Index, parse: Callable, batched: bool) -> str | None:
             if shapes != first:
                 return f"{place} gives shapes {shapes}, others give {first}"
     return None
-
-
-def _read_index(paths: Sequence[str]) -> Index:
-    """Reads files whole, several at the same time, and finds their records."""
-    with futures.ThreadPoolExecutor(min(len(paths), host.cores())) as pool:
-        scanned = list(pool.map(_scan, paths))
-    files = np.repeat(np.arange(len(paths), dtype=np.int32), [len(offsets) for offsets, *_ in scanned])
-    return Index(tuple(paths), files, *map(np.concatenate, zip(*scanned, strict=True)))
 
 
 def _matching(name: str, patterns) -> list[str]:

@@ -100,10 +100,7 @@ class StepWatchdog:
             if self._stalled_since is None:
                 self._stalled_since = since
                 say(f"*** Nothing has ended for {seconds:.0f} s: waiting for {what}.\n{_stacks()}")
-            if doing in (
-                _STEP,
-                failures.BETWEEN_STEPS,
-            ):  # others wait for saves and evaluations anyway
+            if doing in (_STEP, failures.BETWEEN_STEPS):  # others wait for saves and evaluations anyway
                 self._note_stall(what, seconds - self._timeout)
 
     def _obstacle(self) -> str:
