@@ -5,7 +5,6 @@ import importlib.metadata
 import os
 import platform
 import random
-import re
 import resource
 import shutil
 import socket
@@ -19,7 +18,6 @@ _PACKAGES = ("tower_train", "tensorflow", "keras", "numpy", "torch")  # if insta
 _PORTS = range(20_000, 32_000)  # below those that Linux gives to connections
 # For bfloat16, as Linux calls them: of Intel, of x86 with AVX-512, and of ARM. The first that is there counts.
 _BFLOAT16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "bf16")
-_TICKS_PER_SEC = os.sysconf("SC_CLK_TCK")
 
 
 def cores() -> int:
@@ -115,21 +113,6 @@ def describe() -> dict:
         "load_at_start": os.getloadavg(),
         "versions": versions,
     }
-
-
-def busy_core_secs() -> float | None:
-    """Returns the seconds that this machine's cores have been in use, by anyone; None if unknown for just these cores.
-
-    From Linux's /proc/stat, see proc(5): user, nice, system, idle, iowait, irq, softirq and steal, in clock ticks.
-    """
-    try:
-        with open("/proc/stat") as lines:
-            by_core = [line.split()[1:9] for line in lines if re.match(r"cpu\d", line)]
-    except OSError:
-        return None
-    if len(by_core) != cores():
-        return None
-    return sum(int(value) for core in by_core for i, value in enumerate(core) if i not in (3, 4)) / _TICKS_PER_SEC
 
 
 def peak_bytes() -> int:

@@ -1,4 +1,4 @@
-"""The parts of a step, from a trace of real steps or one as on GPUs, and the sentence that follows from them."""
+"""The parts of a step, from a trace of real steps or one as on GPUs."""
 
 import json
 
@@ -7,7 +7,7 @@ import slow_input
 import tensorflow as tf
 
 from tower_train.bench import attribution, breakdown
-from tower_train.bench.attribution import Breakdown, Operation
+from tower_train.bench.attribution import Operation
 from tower_train.bench.sides import BenchmarkOptions
 from tower_train.graph import transfer
 
@@ -31,32 +31,6 @@ def test_parts_that_follow_each_other_take_their_own_time_and_share_it_if_they_r
     towers = ("tower_0/Conv2D", 1.0, 3.0), ("tower_0/MatMul", 1.0, 2.0), ("tower_1/Conv2D", 2.0, 4.0)
     found = seconds_of(("IteratorGetNext", 0.0, 4.0), *towers)
     assert found == pytest.approx({"input wait": 1.0, "tower_0": 1.5, "tower_1": 1.5})
-
-
-def a_breakdown(towers=4, on_gpus=True, step_secs=0.1, busy=0.5, busy_here=0.5, in_place=None, **seconds):
-    parts = {"tower_0": 0.1} | {name.replace("input_wait", "input wait"): value for name, value in seconds.items()}
-    return Breakdown(towers, on_gpus, 2, step_secs, busy, busy_here, in_place or step_secs, parts)
-
-
-ONE = a_breakdown(towers=1, step_secs=0.11)
-
-
-@pytest.mark.parametrize(
-    ("most", "found"),
-    [
-        (a_breakdown(input_wait=0.1), "for 50% of the step the towers wait for input (input-bound)"),
-        (a_breakdown(in_place=0.06, input_wait=0.01), "for 40% of the step the towers wait for input (input-bound)"),
-        (a_breakdown(average_gradients=0.02, train=0.03), "for 33% of the step gradients are averaged and variables"),
-        (a_breakdown(on_gpus=False, busy=0.97, busy_here=0.95, train=0.03), "cores are 97% busy (cores exhausted)"),
-        (a_breakdown(on_gpus=False, busy=0.97), "the 2 cores are 97% busy, 47% by other processes (cores exhausted)"),
-        (a_breakdown(on_gpus=False, busy=0.5, input_wait=0.1), "(input-bound)"),
-        (a_breakdown(busy=0.97, input_wait=0.1), "(input-bound)"),
-    ],
-)
-def test_the_sentence_names_the_reason(most, found):
-    sentence = attribution.sentence(ONE, most)
-    assert sentence.startswith("More towers do not help: ")
-    assert found in sentence
 
 
 def trace(devices):
@@ -100,8 +74,8 @@ def test_a_step_of_the_trainer_has_all_parts(cifar10_dir, tmp_path, monkeypatch)
     towers = "tower_0", "tower_1"
     for part in (*towers, "average_gradients", "weight_decay", "check_finite", "train"):
         assert found.seconds[part] > 0, part
-    assert found.share(*towers) > found.common_share  # also where other processes leave no cores for a while
-    assert 0 < found.busy_here <= found.busy <= 1
+    common = (part for part in found.seconds if part not in towers and part not in ("input wait", attribution.NOTHING))
+    assert found.share(*towers) > found.share(*common)  # also where other processes leave no cores for a while
     assert 0 < found.step_secs < 1
     for secs, main_thread_secs in content["python"].values():
         assert 0 < main_thread_secs < secs < 1

@@ -1,4 +1,4 @@
-"""Parts of a step's time, from a trace of its operations, and the obstacle to more towers."""
+"""Parts of a step's time, from a trace of its operations."""
 
 import collections
 import dataclasses
@@ -12,9 +12,7 @@ INPUT_WAIT, NOTHING = "input wait", "no operation running"
 _INPUT = re.compile(r"(input/)?(next_batch/.*)?Iterator")
 _TOWER = re.compile(r"tower_\d+$")
 _BY_OPTIMIZERS = re.compile(r"^(ConstantFolding/|GroupCrossDeviceControlEdges_\d+/|Func/)+")
-_NOTICEABLE = 0.05  # of a step
 _SHOWN = 0.005  # of a step, from which a name scope has a line
-_BUSY = 0.85  # of the cores: threads that sometimes wait for each other never all work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,28 +36,9 @@ class Breakdown:
     """The time of a step by part."""
 
     towers: int
-    on_gpus: bool  # whether each tower has its own device; logical CPU devices share the cores
-    cores: int
     step_secs: float  # a step's time, without tracing
-    busy: float  # share of the cores in use meanwhile, 0 to 1
-    busy_here: float  # share of the cores in use by this process, 0 to 1
     in_place_secs: float  # a step's time, without tracing, with its input in place
     seconds: dict[str, float]  # by part, of a traced step; together they are its duration
-
-    @property
-    def input_share(self) -> float:
-        """The share of a traced step that only waits for input or, if larger, the share that GPUs save with input in
-        place.
-
-        Tracing slows their steps down, which hides slow input. On CPUs towers and input share the cores.
-        """
-        saved = 1 - self.in_place_secs / self.step_secs if self.on_gpus else 0.0
-        return max(self.share(INPUT_WAIT), saved)
-
-    @property
-    def common_share(self) -> float:
-        """The share of the traced step outside of towers: averaging and updating, which more towers do not shorten."""
-        return self.share(*(part for part in self.seconds if part not in (INPUT_WAIT, NOTHING) and not is_tower(part)))
 
     def share(self, *parts: str) -> float:
         """Returns the share of these parts in the traced step's duration."""
@@ -102,32 +81,9 @@ def table(breakdowns: Sequence[Breakdown]) -> list[str]:
             *(f"{secs * 1e3:.1f} ms {secs / whole:4.0%}" if secs else "" for secs in timed),
             f"{one.step_secs * 1e3:.1f} ms",
             f"{one.in_place_secs * 1e3:.1f} ms {min(1.0, one.in_place_secs / one.step_secs):4.0%}",
-            f"{one.busy:.0%} of {one.cores}",
-            f"{one.busy_here:.0%} of {one.cores}",
         ]
 
     timed = ["others", "a step, without tracing", "a step with its input in place"]
-    rows = ["name scope", *parts, *timed, "cores busy meanwhile", "cores busy with this"]
+    rows = ["name scope", *parts, *timed]
     head, *body = zip(rows, *map(column, breakdowns), strict=True)
     return comparison.markdown(head, body)
-
-
-def sentence(fewest: Breakdown, most: Breakdown) -> str:
-    """Says whether more towers help, and if not, why, from the fewest and the most at the same global batch."""
-    gain, perfect = fewest.step_secs / most.step_secs, most.towers / fewest.towers
-    if perfect > 1 and gain >= _BUSY * perfect:
-        return f"More towers help: {most.towers} are {gain:.2f} times as fast as {fewest.towers}."
-    share, reason = max(
-        (most.input_share, "the towers wait for input (input-bound); make the preprocessing cheaper"),
-        (most.common_share, "gradients are averaged and variables updated, which more towers do not shorten"),
-    )
-    if not most.on_gpus and most.busy >= _BUSY:
-        others = most.busy - most.busy_here
-        note = f", {others:.0%} by other processes" if others >= _NOTICEABLE else ""
-        return f"More towers do not help: the {most.cores} cores are {most.busy:.0%} busy{note} (cores exhausted)."
-    if share < _NOTICEABLE:
-        return (
-            "Nothing in the step stands in the way of more towers: waiting for input and averaging each take "
-            f"less than {_NOTICEABLE:.0%} of it."
-        )
-    return f"More towers do not help: for {share:.0%} of the step {reason}."

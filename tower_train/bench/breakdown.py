@@ -55,8 +55,6 @@ def run(options: BenchmarkOptions) -> list[str]:
         "",
         *attribution.table(breakdowns),
         "",
-        attribution.sentence(breakdowns[0], breakdowns[-1]),
-        "",
         *(
             f"A step of a toy network {how}: {1e3 * secs:.3f} ms, {1e3 * main:.3f} ms of them Python's (main thread)."
             for how, (secs, main) in python.items()
@@ -80,24 +78,19 @@ def measure(options: BenchmarkOptions, towers: int) -> tuple[Breakdown, v1.RunMe
         batch_size=options.batch_size // towers,
     ) as (built, session):
         fetches = built.train_op, built.report._replace(input_secs=())  # which waits also for a batch that is fed
-        step_secs, here, all_cores = _timed(session.make_callable(fetches), options.seconds_each)
-        busy_here = here / (host.cores() * step_secs)
+        step_secs = _timed(session.make_callable(fetches), options.seconds_each)
         traces = [v1.RunMetadata() for _ in range(1 + _TRACED_STEPS)]
         for trace in traces:
             session.run(fetches, None, v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE), trace)
         inputs = input_tensors(built.graph)
         in_place, _ = session.run((inputs, fetches))
         fed = functools.partial(session.make_callable(fetches, inputs), *in_place)
-        in_place_secs, *_ = _timed(fed, options.seconds_each)
+        in_place_secs = _timed(fed, options.seconds_each)
     steps = [traced_operations(trace) for trace in traces[1:]]  # the first also sets tracing up
     each = [attribution.seconds_by_part(operations) for operations in steps]
     breakdown = Breakdown(
         towers=towers,
-        on_gpus=any("GPU" in operation.device for operation in steps[0]),
-        cores=host.cores(),
         step_secs=step_secs,
-        busy=max(busy_here, min(1.0, all_cores / (host.cores() * step_secs))),
-        busy_here=busy_here,
         in_place_secs=in_place_secs,
         seconds={name: statistics.fmean(one.get(name, 0.0) for one in each) for name in sorted(set().union(*each))},
     )
@@ -113,20 +106,15 @@ def _opened(workload: tower_train.Workload, **options) -> Iterator[tuple[record.
         yield built, opened
 
 
-def _timed(one_step: Callable[[], object], seconds: float) -> list[float]:
-    """Does steps for some seconds; returns the seconds of one by three clocks: of time, of this process's work and of
-    all processes' work (0.0 if unknown)."""
-
-    def clocks():
-        return np.array([time.perf_counter(), time.process_time(), host.busy_core_secs() or 0.0])
-
+def _timed(one_step: Callable[[], object], seconds: float) -> float:
+    """Does steps for some seconds; returns the seconds of one."""
     for _ in range(_WARM_UP_STEPS):
         one_step()
-    start, steps = clocks(), 0
-    while not steps or time.perf_counter() - start[0] < seconds:
+    start, steps = time.perf_counter(), 0
+    while not steps or time.perf_counter() - start < seconds:
         one_step()
         steps += 1
-    return ((clocks() - start) / steps).tolist()
+    return (time.perf_counter() - start) / steps
 
 
 def traced_operations(trace: v1.RunMetadata) -> list[Operation]:
