@@ -1,7 +1,6 @@
 """The machine of this process, as its operating system describes it. No TensorFlow here."""
 
 import contextlib
-import importlib.metadata
 import os
 import platform
 import random
@@ -101,10 +100,12 @@ def _bytes(path: str | os.PathLike, name: str) -> int | None:
 
 def describe() -> dict:
     """Returns processor, usable cores, memory, operating system and versions."""
+    from importlib import metadata  # as in errors.py
+
     versions = {"python": platform.python_version()}
     for package in _PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # tower_train may run from a checkout
-            versions[package] = importlib.metadata.version(package)
+        with contextlib.suppress(metadata.PackageNotFoundError):  # tower_train may run from a checkout
+            versions[package] = metadata.version(package)
     return {
         "processor": next(iter(_values(CPUINFO, "model name")), platform.processor() or platform.machine()),
         "cores": cores(),
