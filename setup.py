@@ -68,7 +68,7 @@ setup(
     long_description=description(URL),
     long_description_content_type="text/markdown",
     packages=find_packages(include=["tower_train", "tower_train.*", "cifar10", "cifar10.*"]),
-    package_data={"tower_train": ["py.typed"]},
+    package_data={"tower_train": ["py.typed", "*.pyi"]},
     entry_points={
         "console_scripts": [
             f"{name.replace('_', '-')} = tower_train.console_scripts:run"

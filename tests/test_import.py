@@ -1,9 +1,13 @@
 """`import tower_train`, in a program that has set up TensorFlow, logging and flags for itself."""
 
+import ast
+import pathlib
 import subprocess
 import sys
 
 import pytest
+
+import tower_train
 
 STATE = """
 import gc, logging, os, sys, warnings
@@ -61,3 +65,13 @@ assert flags.FLAGS(["program", "--workload=mine"]) == ["program"] and flags.FLAG
 def test_an_import_leaves_devices_logging_and_flags_as_they_were(before):
     done = subprocess.run([sys.executable, "-c", STATE, before], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
+
+
+def test_type_checkers_see_every_public_name_at_its_home():
+    stub = ast.parse(pathlib.Path(tower_train.__file__).with_suffix(".pyi").read_text())
+    homes = {}
+    for node in filter(lambda node: isinstance(node, ast.ImportFrom), stub.body):
+        for name in node.names:
+            assert name.name == name.asname, "a name without `as` is not exported"
+            homes[name.name] = f"{node.module}.{name.name}" if node.module == "tower_train" else node.module
+    assert homes == tower_train._HOMES
