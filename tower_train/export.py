@@ -10,8 +10,8 @@ USAGE = """
 Writes a run's newest network as a SavedModel, or Keras model: python -m tower_train.export --train_dir=DIR [options]
 
 The signature serving_default maps raw features to the network's outputs or, if there are class_names, to logits,
-probabilities, the names of the most probable classes and those of the columns; the signature files does so from the
-contents of image files. TensorFlow Serving, tf.saved_model.load and saved_model_cli run them.
+probabilities, the names of the most probable classes and the names of all classes; the signature files takes the
+contents of image files instead. TensorFlow Serving, tf.saved_model.load and saved_model_cli run them.
 
 With --keras, the network of a workload that has a Keras model is written as model.keras, with the trained weights and
 the workload's `prepare` (or without it as model.prepared.keras, if `prepare` is more than a linear map), and as

@@ -15,7 +15,7 @@ python -m tower_train.predict --train_dir=DIR [options] FILE...
 
 A file is an image; or NAME.npy, an array of raw features [examples, ...], like the workload's before `prepare`; or
 NAME.npz, several such arrays by the names of an example's features. Lists of files are not read: for the paths in a
-table's first column say `cut -d, -f1 FILE.csv | xargs python -m tower_train.predict --train_dir=DIR`. A line names each
+table's first column use `cut -d, -f1 FILE.csv | xargs python -m tower_train.predict --train_dir=DIR`. A line names each
 file that cannot be used, and the next ones follow.
 
 Exit status: 0 done, 2 an option or a file is wrong.

@@ -8,8 +8,8 @@ from tower_train.config import RunDataOptions, RunOptions
 from tower_train.options import RUN, command_line, option
 
 USAGE = """
-Writes a run, also one that trains, as one HTML file for any browser, without network: python -m tower_train.report
-[options] TRAIN_DIR
+Writes a run, even one that is still training, as one HTML file, to be read without a network: python -m
+tower_train.report [options] TRAIN_DIR
 
 Writes TRAIN_DIR/report.html, unless another file is there. Exit status: 0 done, 2 an option or a file is wrong.
 """

@@ -23,13 +23,14 @@ def main(argv) -> int:
     parser = _Parser(
         "python -m tower_train.tf1",
         description="Runs a program of TensorFlow 1 (2016 to 2019) or of Keras 2 as it was published, on today's "
-        "TensorFlow: docs/migration.md. Exit status: the program's; 2 for a name that is missing or a wrong option.",
+        f"TensorFlow: {errors.page('migration.md')}. Exit status: the program's; 2 for a name that is missing or a "
+        "wrong option.",
         allow_abbrev=False,
     )
     parser.add_argument("--check", action="store_true", help="run nothing: list the names that are missing")
     parser.add_argument("--num_gpus", type=int, default=0, help="how many GPUs the program sees if there are none")
-    parser.add_argument("program")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    parser.add_argument("program", help="its file")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")
     asked = parser.parse_args(argv[1:])
     from tower_train.fronts.tf1 import source
 

@@ -77,7 +77,7 @@ def test_a_run_without_gain_stops_early_and_a_better_one_takes_its_place_also_af
     assert f"{best}\nResult:   precision @ 1 = 0.500 on test examples at step 25, after" in closing
     assert f"--train_dir={tmp_path} --best\n" in closing and "Resume:" not in closing
     assert jobs.train_toy(tmp_path, **options).step == 25
-    assert "nothing to do. A greater --early_stopping_patience_epochs trains on." in capsys.readouterr().out
+    assert "nothing to do. A larger --early_stopping_patience_epochs trains on." in capsys.readouterr().out
     assert kept(tmp_path) == list_files(10)
     options["early_stopping_patience_epochs"] = 3
     assert jobs.train_toy(tmp_path, **options).stopped_by == "last step"

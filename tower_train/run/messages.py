@@ -79,7 +79,7 @@ def closing_lines(result: Result, last_step: int, path: str | None, evaluations:
     is_done = has_no_gain or result.reason is StopReason.LAST_STEP
     if is_done and result.training_secs is None:
         option = "--early_stopping_patience_epochs" if has_no_gain else "--max_steps or --epochs"
-        lines = [f"Step {result.step} was reached before; nothing to do. A greater {option} trains on."]
+        lines = [f"Step {result.step} was reached before; nothing to do. A larger {option} trains on."]
     else:
         rate = f", {result.examples_per_sec:.1f} examples/sec" if result.examples_per_sec else ""
         ended = "Done" if result.reason is StopReason.LAST_STEP else f"Stopped by {result.stopped_by}"
