@@ -106,7 +106,7 @@ def test_files_that_are_there_and_networks_without_a_model_are_named(run):
     options = ExportOptions(train_dir=str(run / "run"))
     own = Workload("people", examples, lambda x, training: build()(x))
     with pytest.raises(
-        errors.RunError, match="--keras: the network of workload people is no tower_train.keras_network"
+        errors.RunError, match="--keras: the network of workload people is not made by tower_train.keras_network"
     ):
         keras_files.export(options, run / "other", own)
     (run / "model.keras").touch()

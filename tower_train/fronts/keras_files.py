@@ -72,8 +72,8 @@ def export(options: ExportOptions, folder: pathlib.Path, workload: Workload | No
     build = getattr(run.workload.for_examples(run.examples).inference, "build", None)
     if build is None:
         raise errors.RunError(
-            f"--keras: the network of workload {run.workload.name} is no tower_train.keras_network(build). Leave the "
-            "option out, for a SavedModel."
+            f"--keras: the network of workload {run.workload.name} is not made by tower_train.keras_network. Leave "
+            "the option out to write a SavedModel."
         )
     features = run.examples.first(_COMPARED)[0]
     built, values, expected = _trained(run, placed, features)
