@@ -94,7 +94,7 @@ def test_what_is_replaced_for_one_thread_is_so_for_its_towers_and_for_no_other()
         with concurrent.futures.ThreadPoolExecutor(1) as executor:
             assert executor.submit(Owner().method).result() == "method"
         with tf.Graph().as_default():
-            assert meeting.Towers(["/cpu:0"] * 2).run(Heir().method) == "not not method"
+            assert meeting.Towers(["/cpu:0"] * 2).run(lambda tower: Heir().method()) == ["not not method"] * 2
     assert Owner().method() == "method"
 
 

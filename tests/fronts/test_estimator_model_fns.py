@@ -96,6 +96,10 @@ def test_what_a_model_fn_must_not_do(tmp_path):
         loss = tf.reduce_mean(tf.square(tf.linalg.matvec(features["x"], w) - labels))
         return tf_estimator.EstimatorSpec(mode, loss=loss, train_op=w.assign_sub(w * loss).op)
 
+    def another_each_time(features, labels, mode, params):
+        v1.get_variable(f"w{len(v1.trainable_variables())}", [])
+        return model_fn(features, labels, mode, params)
+
     def updated_twice(features, labels, mode, params):
         mean = keras.metrics.Mean()
         mean.update_state(labels)
@@ -104,6 +108,7 @@ def test_what_a_model_fn_must_not_do(tmp_path):
 
     for fn, message in (
         (own_update, "model_fn computes no gradients of variables outside"),
+        (another_each_time, r"tower_1 would create the variable 'w\d'"),
         (updated_twice, "call update_state once in a model_fn"),
     ):
         with pytest.raises((errors.GraphError, ValueError), match=message):
@@ -114,9 +119,7 @@ def test_initial_values_are_those_of_one_device(tmp_path):
     def drawn(features, labels, mode):
         for i, shape in enumerate(([BATCH], [2 * BATCH, 3])):  # as many rows as examples, and a multiple
             tf.Variable(tf.random.truncated_normal(shape), name=f"drawn{i}")
-        with v1.variable_scope(
-            "", custom_getter=lambda getter, name, shape, dtype, **kw: getter(name, shape, dtype, **kw)
-        ):
+        with v1.variable_scope("", custom_getter=lambda get, name, shape, dtype, **kw: get(name, shape, dtype, **kw)):
             v1.get_variable("got", [2 * BATCH, 3], initializer=v1.truncated_normal_initializer())
         return model_fn(features["some"], labels, mode, {})
 

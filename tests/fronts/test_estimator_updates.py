@@ -179,3 +179,14 @@ def test_an_update_that_a_hook_runs(tmp_path, towers):
         return tf.no_op()
 
     assert count_updates(tmp_path, update, towers, hooks=[hook]) == 8
+
+
+def test_towers_that_update_otherwise_are_named(tmp_path):
+    made = []
+
+    def update(make, step):
+        made.append(step)
+        return make() if len(made) == 1 else step.assign_add(2)
+
+    with pytest.raises(errors.GraphError, match=r"tower_0 is at the gradients \(no. 1\) of w, .* tower_1 at the end"):
+        count_updates(tmp_path, update, 2)

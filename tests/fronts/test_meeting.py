@@ -1,4 +1,7 @@
-"""Towers that meet: one program, and copies of what it makes, which meet where something concerns all."""
+"""Towers that meet: threads of which one runs at a time, each with its own place in the graph."""
+
+import contextlib
+import threading
 
 import numpy as np
 import pytest
@@ -16,86 +19,98 @@ def total(values):
     return sum(values)
 
 
-def test_a_program_is_run_once_and_copied_and_merges_in_its_place():
+def test_towers_run_in_turn_and_the_first_one_merges_in_its_place():
     happened = []
-    with tf.Graph().as_default(), v1.name_scope("outer"), tf.device("/task:1"), v1.Session():
-        towers = meeting.Towers(["/cpu:0", "/gpu:0", "/gpu:1"], scope="outer/of_0/")
-        before = tf.no_op("before")
-        variable = v1.get_variable("v", initializer=1.0, use_resource=True)
 
-        def program():
-            happened.append("begins")
-            with v1.name_scope("of_0"), tf.device("/job:a"):
-                batch = towers.mine([tf.constant([i]) for i in range(3)])
+    def program(tower):
+        happened.append(f"{tower.index} begins")
+        with v1.name_scope(f"of_{tower.index}"), tf.device("/job:a"):
 
-                def merge(values):
-                    assert meeting.current() is None and tf.constant(0).op.control_inputs == [before]
-                    happened.append("merge")
-                    return tf.add_n(values, name="merged")
+            def merge(values):
+                assert meeting.current() is None
+                happened.append("merge")
+                return tf.constant(sum(values), name="merged")
 
-                merged = meeting.meet(tf.square(batch, name="square"), merge, "here")
-                own = tf.multiply(tf.cast(merged + batch, tf.float32), variable, name="own")
-            happened.append("ends")
-            return merged, own
+            merged = meeting.meet(tower.index, merge, "here")
+            own = tf.constant(0, name="own")
+        happened.append(f"{tower.index} ends")
+        return merged, own
 
+    with tf.Graph().as_default(), v1.name_scope("outer"), tf.device("/task:1"), v1.Session() as session:
+        before, threads = tf.no_op("before"), threading.active_count()
         with tf.control_dependencies([before]):
-            results = towers.over_towers(towers.run(program))
+            results = meeting.Towers(["/cpu:0", "/gpu:0", "/gpu:1"]).run(program)
         after = tf.constant(1)
-        assert happened == ["begins", "merge", "ends"]
-        assert {merged.name for merged, _ in results} == {"outer/of_0/merged:0"}
-        assert [own.name for _, own in results] == ["outer/of_0/own:0", "tower_1/own:0", "tower_2/own:0"]
-        for (_, own), device in zip(results, ("CPU:0", "GPU:0", "GPU:1"), strict=True):
-            assert own.device == f"/job:a/task:1/device:{device}"
-        assert after.op.control_inputs == [] and after.device == "/task:1" and meeting.current() is None
-        assert len({own.op.inputs[1].op for _, own in results}) == 1  # one reading of the variable
+        assert session.graph.get_operations() and threading.active_count() <= threads
+    assert happened == [f"{i} begins" for i in range(3)] + ["merge"] + [f"{i} ends" for i in range(3)]
+    assert {merged.name for merged, _ in results} == {"outer/of_0/merged:0"}
+    for i, (merged, own) in enumerate(results):
+        assert own.name == f"outer/of_{i}/own:0" and own.op.control_inputs == merged.op.control_inputs == [before]
+        assert own.device == f"/job:a/task:1/device:{('CPU:0', 'GPU:0', 'GPU:1')[i]}"
+    assert after.op.control_inputs == [] and after.device == "/task:1" and meeting.current() is None
 
 
-def test_copies_are_of_their_parts_of_the_batch():
-    """With loops, whose gradients let them grow, branches, parts of several sizes, and what must be done once."""
+def test_blocks_of_a_tower_give_attributes_to_its_own_ops_only():
+    """tf.xla.experimental.jit_scope around a meeting: the graph has one set of such attributes for all threads."""
 
-    def of(x, w):
-        looped = tf.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * w), [0, x])[1]
-        chosen = tf.cond(tf.reduce_sum(x) > 3, lambda: looped * 2, lambda: looped)
-        loss = tf.reduce_sum(chosen**2)
-        return [loss, *tf.gradients(loss, [x, w])]
+    def program(tower):
+        with contextlib.nullcontext() if tower.index == 1 else tf.xla.experimental.jit_scope():
+            before = tf.no_op(f"before_{tower.index}")
+            merged = meeting.meet(0, lambda _: tf.no_op("merged"), "here")
+            within = tf.no_op(f"within_{tower.index}")
+        return [before, within, merged, tf.no_op(f"after_{tower.index}")]
 
-    @tf.function
-    def step(w, *parts):
-        towers, counted = meeting.Towers(HOSTS), tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[], shared_name="counted")
-        tf.raw_ops.AssignVariableOp(resource=counted, value=0)
-
-        def program():
-            x = towers.mine(parts)
-            tf.raw_ops.AssignAddVariableOp(resource=counted, value=1)
-            return of(x, tf.identity(w))
-
-        alone = [of(tf.identity(part), tf.identity(w)) for part in parts]
-        ours = towers.over_towers(towers.run(program))
-        return ours, alone, tf.raw_ops.ReadVariableOp(resource=counted, dtype=tf.int32)
-
-    parts = [tf.constant(np.arange(1.0, n)) for n in (2, 4, 3)]
-    ours, alone, count = step(tf.constant(1.5, tf.float64), *parts)
-    assert int(count) == 1
-    for found, expected in zip(tf.nest.flatten(ours), tf.nest.flatten(alone), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    with tf.Graph().as_default():
+        ops = meeting.Towers(HOSTS).run(program)
+        outside = tf.no_op("outside")
+    marked = [[op.node_def.attr["_XlaCompile"].b for op in of_tower] for of_tower in ops]
+    assert marked == [[True, True, False, False], [False] * 4, [True, True, False, False]]
+    assert not outside.node_def.attr["_XlaCompile"].b
 
 
 def test_one_tower_and_none_merge_by_themselves():
-    for run in (lambda f: f(), lambda f: meeting.Towers(["/cpu:0"]).run(f)):
+    for run in (lambda f: f(None), lambda f: meeting.Towers(["/cpu:0"]).run(f)[0]):
         with tf.Graph().as_default():
-            assert run(lambda: meeting.meet(3, total, "here")) == 3
+            assert run(lambda tower: meeting.meet(3, total, "here")) == 3
             # In a branch too, where one tower does what the program says.
             in_branch = lambda: meeting.meet(tf.constant(3), total, "here")  # noqa: E731
-            chosen = run(lambda: tf.cond(tf.constant(True), in_branch, lambda: tf.constant(4)))  # noqa: B023
+            chosen = run(lambda tower: tf.cond(tf.constant(True), in_branch, lambda: tf.constant(4)))  # noqa: B023
             assert v1.Session().run(chosen) == 3
+
+
+@pytest.mark.parametrize("faulty", range(3))
+def test_an_error_in_one_tower_ends_the_others_where_they_wait(faulty):
+    ended = []
+
+    def program(tower):
+        try:
+            meeting.meet(0, total, "first")
+            if tower.index == faulty:
+                raise KeyError(f"of tower {faulty}")
+            meeting.meet(0, total, "second")
+        except Exception:
+            assert tower.index == faulty
+            raise
+        finally:
+            ended.append(tower.index)
+            if tower.index != faulty:
+                meeting.meet(0, total, "on its way out")
+
+    before = threading.active_count()
+    with tf.Graph().as_default(), pytest.raises(KeyError, match=f"of tower {faulty}"):
+        meeting.Towers(HOSTS).run(program)
+    assert sorted(ended) == [0, 1, 2] and threading.active_count() == before
 
 
 @pytest.mark.parametrize(
     ("program", "message"),
     [
-        (lambda: tf.cond(tf.constant(True), lambda: meeting.meet(0, total, "An update"), lambda: 0),
+        (lambda tower: meeting.meet(0, total, f"place {tower.index // 2}"),
+         "tower_0 is at place 0, .* and tower_2 at place 1. The program must do the same"),
+        (lambda tower: tower.index or meeting.meet(0, total, "here"), "tower_1 at the end of its program"),
+        (lambda tower: tf.cond(tf.constant(True), lambda: meeting.meet(0, total, "An update"), lambda: 0),
          "An update is inside of a branch"),
-        (lambda: tf.function(lambda: meeting.meet(0, total, "An update"), autograph=False)(),
+        (lambda tower: tf.function(lambda: meeting.meet(0, total, "An update"), autograph=False)(),
          "is inside of a branch, .*function"),
     ],
 )  # fmt: skip
@@ -121,14 +136,9 @@ def test_a_mean_over_towers_has_the_gradients_of_one_device(graph):
         return tf.gradients(penalised, w)[0]
 
     def of_towers(w):
-        towers, averages = meeting.Towers(HOSTS), Averages([1 / 3] * 3)
-
-        def program():
-            mine = towers.mine([tf.constant(x[4 * i :][:4]) for i in range(3)])
-            with averages.inside(towers, [mine], "global"):
-                return gradient_of(tf.identity(w), mine, averages.mean)
-
-        return [tf.add_n(towers.over_towers(towers.run(program))) / 3, gradient_of(tf.identity(w), x, list)]
+        mean = Averages([1 / 3] * 3).mean
+        grads = meeting.Towers(HOSTS).run(lambda tower: gradient_of(tf.identity(w), x[4 * tower.index :][:4], mean))
+        return [tf.add_n(grads) / 3, gradient_of(tf.identity(w), x, list)]
 
     if graph == "tf.function":
         ours, one = (value.numpy() for value in tf.function(of_towers, autograph=False)(w))

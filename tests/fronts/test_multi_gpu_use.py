@@ -15,7 +15,7 @@ from keras_twins import CROSS_ENTROPY, assert_same, data, fit_both, twins
 
 import tower_train
 from tower_train.errors import ConfigError
-from tower_train.fronts.keras_towers import exchange
+from tower_train.fronts.keras_towers import exchange, step
 from tower_train.fronts.keras_towers.model import TowerModel
 
 layers = keras.layers
@@ -137,6 +137,12 @@ class TestUse:
             TowerModel(model, towers, "/cpu:0").is_one_device for towers in (("/gpu:0",), ("/gpu:1",), ("/cpu:0",) * 2)
         ]
         assert is_one_device == [False] * 3
+
+    def test_a_line_tells_that_building_the_towers_takes_long(self, monkeypatch, capsys):
+        for least, lines in ((60, 0), (0, 1)):
+            monkeypatch.setattr(step, "_LONG_SECS", least)
+            self.parallel().fit(*data(8, 4), verbose=0, epochs=2)
+            assert capsys.readouterr().err.count("traces the model in each of 2 towers, which takes more") == lines
 
     def test_attributes_are_those_of_the_template(self):
         inputs = {"left": keras.Input([4], name="left"), "right": keras.Input([3], name="right")}

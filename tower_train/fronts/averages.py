@@ -7,6 +7,7 @@ loss, so that towers' gradients add up, and are no larger than one device's wher
 
 import contextlib
 import contextvars
+import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.fronts import compat, meeting, placement
 from tower_train.fronts.draws import draw_whole
-from tower_train.fronts.meeting import Towers
+from tower_train.fronts.meeting import Tower
 from tower_train.graph import context, gradients
 from tower_train.graph.gradients import Gradient, GradientsAndVariables
 
@@ -40,8 +41,7 @@ class Averages:
         # whether the towers' losses are sums; else they are means
         self.losses_add_up: Callable[[], bool] = lambda: False
         self.have_met = False  # whether gradients were averaged
-        self._towers: Towers | None = None
-        self._share: Weight = 1.0  # of the program's tower
+        self._first_tower: Tower | None = None
         self._means: dict[Any, list[Gradient]] = {}  # {reference of a mean of gradients: over towers, the gradients}
 
     def means(self, per_tower: PerTower) -> list[tf.Tensor]:
@@ -68,83 +68,85 @@ class Averages:
         return list(zip(self._add(local), variables, strict=True))
 
     @contextlib.contextmanager
-    def inside(self, towers: Towers, inputs: Sequence[tf.Tensor], batch_norm: str) -> Iterator[None]:
-        """Averages within this block what the program of towers computes: its gradients, and what is normalised of
+    def inside(self, tower: Tower, inputs: Sequence[tf.Tensor], batch_norm: str) -> Iterator[None]:
+        """Averages within this block what the program of a tower computes: its gradients, and what is normalised of
         these inputs, its part of the batch, over all towers or by "tower"."""
-        towers.batch = frozenset(each.op for each in inputs)
-        self._towers, self._share = towers, towers.mine(self.shares)
-        entered = context.Context(towers=towers.count, by_tower=batch_norm == "tower", mean=self.mean)
+        tower.batch = frozenset(each.op for each in inputs)
+        self._first_tower = self._first_tower if tower.place else tower
+        towers_mean = functools.partial(self.mean, what="batch normalisation")
+        entered = context.Context(towers=tower.count, by_tower=batch_norm == "tower", mean=towers_mean)
         with entered.enter_tower(inputs=inputs), compat.gradients_by(self._taken):
             yield
 
-    def mean(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def mean(self, values: Sequence[tf.Tensor], what: str = "a mean over towers") -> list[tf.Tensor]:
         """Returns the means over all towers of all workers, weighted by their examples, of floating-point tensors of
         equal shapes: as batch normalisation over the whole batch needs. All travel together, in one exchange.
 
         Their gradients are exact, of any order.
         """
-        towers = meeting.current()
-        if towers is None or towers.count == 1:
+        tower = meeting.current()
+        if tower is None or tower.count == 1:
             return list(values)
-        return self.sum([_scalar(self._share, each.dtype) * each for each in values])
+        return self.sum([_scalar(self.shares[tower.place], each.dtype) * each for each in values], what)
 
-    def sum(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def sum(self, values: Sequence[tf.Tensor], what: str) -> list[tf.Tensor]:
         """Returns in a tower the sums over all towers, which meet backwards for the sums of their gradients."""
-        towers, values = meeting.current(), list(values)
+        tower, values = meeting.current(), list(values)
+        tower.means += 1
+        what = f"{what} (no. {tower.means})"  # backwards towers must meet for the same one
         sums = meeting.meet(
-            values, lambda asked: self._add([tf.add_n(each) for each in zip(*asked, strict=True)]), "a mean over towers"
+            values, lambda asked: self._add([tf.add_n(each) for each in zip(*asked, strict=True)]), what
         )
 
         @tf.custom_gradient  # of the sums too, or variables that they were computed from would count as the function's
         def with_gradient(*tensors):
             def gradient(*grads):
-                return *self.sum(grads), *(None for _ in grads)
+                return *self.sum(grads, f"the gradient of {what}"), *(None for _ in grads)
 
             return list(tensors[len(values) :]), gradient
 
         sums = with_gradient(*values, *sums)
-        towers.same.update(each.op for each in sums)
+        tower.same.update(each.op for each in sums)
         return sums
 
     def _taken(
         self, compute: Callable, targets: Sequence, sources: Sequence | None, is_recorded: bool
     ) -> list[Gradient]:
-        """Computes gradients in towers. Those of variables are of the whole batch's loss, except in a branch, a loop
+        """Computes gradients in a tower. Those of variables are of the whole batch's loss, except in a branch, a loop
         or a tf.function, where towers cannot meet."""
-        towers = meeting.current()
+        tower = meeting.current()
         if (
-            towers is None or towers.count == 1 or _is_backward.get() or not meeting.can_meet()
+            tower is None or tower.count == 1 or _is_backward.get() or not meeting.can_meet()
             or not (sources is None or any(map(_is_variable, sources)))
         ):  # fmt: skip
             return [grad for grad, _ in compute(None)]
-        weights = [self._unit if self._adds_up(each) else self._share for each in targets]
+        weights = [self._unit if self._adds_up(tower, each) else self.shares[tower.place] for each in targets]
         factors = [_scalar(weight, each.dtype.base_dtype) for weight, each in zip(weights, targets, strict=True)]
         with compat.holding(_is_backward, True):  # gradients that a gradient is computed by are parts of it
             pairs = compute(factors)
         asked = [i for i, (_, source) in enumerate(pairs) if _is_variable(source)]
         grads = [grad for grad, _ in pairs]
-        means = self._mean_gradients([pairs[i] for i in asked], is_recorded) if asked else []
+        means = self._mean_gradients(tower, [pairs[i] for i in asked], is_recorded) if asked else []
         for i, mean in zip(asked, means, strict=True):
             grads[i] = mean
         return grads
 
-    def _adds_up(self, target: tf.Tensor) -> bool:
+    def _adds_up(self, tower: Tower, target: tf.Tensor) -> bool:
         """Returns whether a target is a sum over examples, or has a value for each, which TensorFlow adds up; else it
         is a mean, or of joined rows."""
         if not target.shape.rank:
             return self.losses_add_up()
         rows = tf.compat.dimension_value(target.shape[0])
-        batch = [out for op in self._towers.batch for out in op.outputs if out.shape.rank]
-        sizes = [tf.compat.dimension_value(out.shape[0]) for out in batch]
+        sizes = [tf.compat.dimension_value(out.shape[0]) for op in tower.batch for out in op.outputs if out.shape.rank]
         is_of_rows = rows is None or any(size and rows % size == 0 for size in sizes)
-        return is_of_rows and self.is_of_rows(target)
+        return is_of_rows and self.is_of_rows(tower, target)
 
-    def is_of_rows(self, tensor: tf.Tensor) -> bool:
+    def is_of_rows(self, tower: Tower, tensor: tf.Tensor) -> bool:
         """Returns whether a tower computes a tensor from its part of the batch, not only from what all towers have."""
-        own = self._towers.batch | {kept.op for kept, _ in self._towers.draws}
-        return bool(own & _sources(tensor, self._towers.same))
+        own = tower.batch | {kept.op for kept, _ in tower.draws}
+        return bool(own & _sources(tensor, tower.same))
 
-    def _differentiable(self, mine: Gradient, mean: Gradient) -> Gradient:
+    def _differentiable(self, mine: Gradient, mean: Gradient, what: str) -> Gradient:
         """Returns a mean of gradients, with its gradient."""
         is_sparse = isinstance(mean, tf.IndexedSlices)
 
@@ -153,10 +155,10 @@ class Averages:
             def gradient(grad):
                 if is_sparse:
                     raise errors.GraphError(
-                        "The gradient of a gradient that is rows of a table is not averaged over towers. Compute such "
-                        "a penalty without the table, or train in one tower."
+                        f"{what}: the gradient of a gradient that is rows of a table is not averaged over towers. "
+                        "Compute such a penalty without the table, or train in one tower."
                     )
-                return self.sum([grad])[0], None
+                return self.sum([grad], f"the gradient of {what}")[0], None
 
             return tf.identity(tensor), gradient
 
@@ -164,19 +166,24 @@ class Averages:
             linked = with_gradient(_tensor(mine), _tensor(mean))
         return tf.IndexedSlices(linked, mean.indices, mean.dense_shape) if is_sparse else linked
 
-    def _mean_gradients(self, pairs: GradientsAndVariables, is_differentiable: bool) -> list[Gradient]:
-        """Returns the means of gradients over all towers; None for variables without a gradient."""
-        there = [i for i, (grad, _) in enumerate(pairs) if grad is not None]
+    def _mean_gradients(self, tower: Tower, pairs: GradientsAndVariables, is_differentiable: bool) -> list[Gradient]:
+        """Returns a tower's means of gradients over all towers; None for variables without a gradient in any."""
+        tower.means += 1
+        names = ", ".join(gradients.variable_name(variable) for _, variable in pairs[:2])
+        what = f"the gradients (no. {tower.means}) of {names}{', ...' if len(pairs) > 2 else ''}"
 
         def merge(per_tower):
             self.have_met = True
-            return [grad for grad, _ in self.gradients(per_tower)], zip(*per_tower, strict=True)
+            there = [i for i, grads in enumerate(zip(*per_tower, strict=True)) if any(g is not None for g, _ in grads)]
+            asked = gradients.without_unused([[each[i] for i in there] for each in per_tower])
+            means = [grad for grad, _ in self.gradients(asked)]
+            return dict(zip(there, zip(means, zip(*asked, strict=True), strict=True), strict=True))
 
-        found = meeting.meet([pairs[i] for i in there], merge, "A gradient")
+        found = meeting.meet(pairs, merge, what)
         means: list[Gradient] = [None] * len(pairs)
-        for i, mean, mine in zip(there, *found, strict=True):
+        for i, (mean, mine) in found.items():
             if is_differentiable:
-                mean = self._differentiable(pairs[i][0], mean)
+                mean = self._differentiable(pairs[i][0], mean, f"{what}: {i}")
             for tensor in (mean.values, mean.indices) if isinstance(mean, tf.IndexedSlices) else [mean]:
                 self._means[tensor.ref()] = [grad for grad, _ in mine]
             means[i] = mean
@@ -186,7 +193,7 @@ class Averages:
         """Returns the gradients to apply. Those computed from means alone, such as clipped ones, are the first tower's;
         others are averaged."""
         self.have_met, per_tower = True, gradients.without_unused(list(per_tower))
-        if self._towers.count == 1:
+        if self._first_tower.count == 1:
             return per_tower[0]
         apart = [i for i, (grad, _) in enumerate(per_tower[0]) if not self._is_of_means(_tensor(grad))]
         averaged = self.gradients([[pairs[i] for i in apart] for pairs in per_tower], self.shares)
@@ -195,24 +202,23 @@ class Averages:
 
     def before_means(self, per_tower: Sequence[GradientsAndVariables]) -> list[GradientsAndVariables]:
         """Replaces means by the gradients that each tower had before they met."""
-        keys = [None if grad is None else _tensor(grad).ref() for grad, _ in per_tower[0]]
         return [
             [
-                (self._means[key][i] if key in self._means else grad, variable)
-                for key, (grad, variable) in zip(keys, pairs, strict=True)
-                if key
+                (self._means[key][i] if (key := _tensor(grad).ref()) in self._means else grad, v)
+                for grad, v in pairs
+                if grad is not None
             ]
             for i, pairs in enumerate(per_tower)
         ]
 
     def _is_of_means(self, grad: tf.Tensor) -> bool:
-        """Returns whether a tower computes a tensor from means of gradients and not from its batch; if so,
+        """Returns whether the first tower computes a tensor from means of gradients and not from its batch; if so,
         noise in it is drawn as one device draws it."""
-        towers, means = self._towers, {ref.deref().op for ref in self._means}
+        tower, means = self._first_tower, {ref.deref().op for ref in self._means}
         reached = _sources(grad, means)
-        if reached & towers.batch or not reached & means:
+        if reached & tower.batch or not reached & means:
             return False
-        draw_whole(reached, towers.draws)  # noise on gradients belongs to no example
+        draw_whole(reached, tower.draws)  # noise on gradients belongs to no example
         return True
 
 

@@ -35,7 +35,7 @@ from keras.src.utils import python_utils
 from tensorflow.core.framework.device_attributes_pb2 import DeviceAttributes
 from tensorflow.python.client import device_lib, session
 from tensorflow.python.eager import context, record
-from tensorflow.python.framework import auto_control_deps, importer, ops
+from tensorflow.python.framework import auto_control_deps, ops
 from tensorflow.python.framework import random_seed as seeds_of_ops
 from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.ops import (
@@ -45,6 +45,7 @@ from tensorflow.python.ops import (
     gen_resource_variable_ops,
     gradients_util,
     lookup_ops,
+    summary_ops_v2,
     variable_scope,
 )
 from tensorflow.python.training.saving import saveable_object_util
@@ -105,10 +106,39 @@ def holding(variable: contextvars.ContextVar, value: Any) -> Iterator[None]:
         variable.reset(token)
 
 
+def thread_state() -> Callable[[], contextlib.AbstractContextManager]:
+    """Returns a function whose context manager gives another thread this one's default graph, with its devices, names,
+    control dependencies and variables' scope, and Keras' and summaries' settings; Keras counts layers from 0 on."""
+    graph, scope = tf.compat.v1.get_default_graph(), tf.compat.v1.get_variable_scope()
+    graph.switch_to_thread_local()
+    stacks = {name: getattr(graph, name) for name in ("_device_function_stack", "_colocation_stack")}
+    control, creators, names = (
+        graph._control_dependencies_stack, graph._variable_creator_stack, graph._name_stack
+    )  # fmt: skip
+    keras_settings = vars(global_state.GLOBAL_STATE_TRACKER) | {_LAYER_COUNTS: None}
+    summary_settings = dict(vars(summary_ops_v2._summary_state))
+
+    @contextlib.contextmanager
+    def inherited() -> Iterator[None]:
+        # Towers that meet within a layer are at different depths of stacks such as that of name scopes.
+        own = {name: value[:] if isinstance(value, list) else value for name, value in keras_settings.items()}
+        vars(global_state.GLOBAL_STATE_TRACKER).update(own)
+        vars(summary_ops_v2._summary_state).update(summary_settings)
+        with tf.Graph.as_default(graph):  # not FuncGraph's, which changes what all threads share
+            for name, stack in stacks.items():
+                setattr(graph, name, stack.copy())
+            graph._control_dependencies_stack, graph._variable_creator_stack = control[:], creators[:]
+            graph._name_stack = names
+            with tf.compat.v1.variable_scope(scope):
+                yield
+
+    return inherited
+
+
 @contextlib.contextmanager
 def op_attributes(mine: dict) -> Iterator[None]:
     """Gives ops of the default graph these attributes within this block, as tf.xla.experimental.jit_scope does, and no
-    others."""
+    others: a graph has one set for all threads. What blocks in it leave is in `mine` afterwards."""
     graph = tf.compat.v1.get_default_graph()
     before = graph._attr_scope_map
     graph._attr_scope_map = mine
@@ -116,6 +146,11 @@ def op_attributes(mine: dict) -> Iterator[None]:
         yield
     finally:
         graph._attr_scope_map = before
+
+
+def current_op_attributes() -> dict:
+    """Returns the attributes that ops of the default graph get now."""
+    return dict(tf.compat.v1.get_default_graph()._attr_scope_map)
 
 
 def device_scopes() -> int:
@@ -191,6 +226,19 @@ def _without_global(name: str) -> Iterator[None]:
         yield
     finally:
         global_state.set_global_attribute(name, before)
+
+
+def collections_without(prefix: str):
+    """Lets programs ask for what is in collections by scopes without a prefix, in this thread within a block."""
+
+    def found(get_collection, graph, name, scope=None):
+        def fits(item) -> bool:
+            names = (item.name, item.name.removeprefix(prefix)) if hasattr(item, "name") else ()
+            return any(re.match(scope, each) for each in names)
+
+        return [item for item in get_collection(graph, name) if scope is None or fits(item)]
+
+    return replaced_here(tf.Graph, "get_collection", found)
 
 
 def fresh_layer_names():
@@ -639,6 +687,15 @@ def attach(tensor, values: dict[str, tf.Tensor]) -> None:
         setattr(tensor, name, value)
 
 
+def take_losses(model: keras.Model, kept: dict[int, set]) -> None:
+    """Makes layers know the losses that they added since an earlier call with this `kept`, and no others.
+
+    Keras forgets a call's losses at the next call of the model, such as that of another tower.
+    """
+    for layer in model._flatten_layers():
+        object.__setattr__(layer, "_loss_ids", kept.setdefault(id(layer), set()))
+
+
 def adds_losses(model: keras.Model) -> bool:
     """Returns whether a layer added a loss in a model's last call, other than activity regularizers."""
     return any(len(each._losses) > (each.activity_regularizer is not None) for each in model._flatten_layers())
@@ -669,29 +726,6 @@ def check_restored_shapes() -> None:
 def set_input(op: tf.Operation, index: int, value: tf.Tensor) -> None:
     """Gives an existing op of a graph another input."""
     op._update_input(index, value)
-
-
-def import_nodes(graph_def, inputs: dict[str, tf.Tensor], names: Sequence[str]) -> list:
-    """Imports a GraphDef into the default graph, with the devices that it says; returns what has these names."""
-    with replaced_here(
-        importer, "_ProcessNewOps", lambda _, graph: graph._add_new_tf_operations(compute_devices=False)
-    ):
-        return tf.graph_util.import_graph_def(graph_def, inputs, names, name="")
-
-
-def wait_for(op: tf.Operation, others: Sequence[tf.Operation]) -> None:
-    """Lets an existing op of a graph wait for others."""
-    op._add_control_inputs(others)
-
-
-def follow(op: tf.Operation, original: tf.Operation, inputs: Sequence[tf.Tensor]) -> None:
-    """Gives the copy of a loop or a branch what its gradient has added to the original since, with these inputs."""
-    for name in ("cond", "body", "then_branch", "else_branch", "branches", "T", "Tout", "output_shapes"):
-        if name in original.node_def.attr:
-            op._set_attr(name, original.node_def.attr[name])
-    op._add_while_inputs(inputs)
-    added = original.outputs[len(op.outputs) :]
-    op._add_outputs([each.dtype for each in added], [each.shape for each in added])
 
 
 def keep_queues_on_host() -> None:

@@ -113,8 +113,8 @@ def rows_of_draw(
       one gets numbers of the tower's own.
     """
     for each in cuts if is_number else ():
-        if isinstance(each.batch, int) and each.batch == size and (tf.is_tensor(each.rows) or each.rows != size):
-            return size, each.begin + tf.range(each.rows)
+        if each.batch == size != each.rows:
+            return size, tf.range(each.begin, each.begin + each.rows)
     is_static = isinstance(size, int)
     cuts = [*(Cut(*(length * each for each in rows)) for length in lengths for rows in cuts), *cuts]
     cuts = [each for each in cuts if not is_static or isinstance(each.rows, int) and size % each.rows == 0]

@@ -1,38 +1,59 @@
-"""Towers that meet: a program that knows nothing of towers runs once, in the first of them, and stops where something
-concerns all.
+"""Towers that meet: a program that knows nothing of towers runs once in each; they wait for each other where something
+concerns all of them.
 
-There the operations that it has made until then are copied for the other towers, and the meeting gets the values of
-all. What a meeting makes is made once, in the program's place: its names, control dependencies and variables are the
-program's. So variables are created, Python runs, and a model is traced as on one device.
+Each tower has a thread, and one thread runs at a time. It runs until it meets; once all towers do so, the first one
+goes on with the meeting and with its program, then the others. So ops are made in the order of the program, and what a
+meeting makes stands in the first tower's place: its names, control dependencies and variables are the program's.
 """
 
 import contextlib
 import contextvars
-import functools
-from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.fronts import compat, copies, placement
+from tower_train.fronts import compat, placement
 from tower_train.fronts.draws import Drawn
-from tower_train.graph import xla
-from tower_train.graph.devices import HOST
 
 v1 = tf.compat.v1
-_current: contextvars.ContextVar["Towers | None"] = contextvars.ContextVar("towers", default=None)
+_current: contextvars.ContextVar["Tower | None"] = contextvars.ContextVar("tower", default=None)
 
 
-def current() -> "Towers | None":
-    """Returns the towers of which this thread runs the first one's program; None elsewhere, and within a meeting."""
+class _AbandonedError(BaseException):
+    """Ends the thread of a tower that waits, after an error in another; programs do not catch it."""
+
+
+@dataclasses.dataclass(eq=False)
+class Tower:
+    """A running tower."""
+
+    towers: "Towers"  # of this process
+    place: int  # its index among them
+    index: int  # its index among the towers of all workers
+    count: int  # number of towers over all workers
+    device: str
+    means: int = 0  # number of means so far
+    batch: frozenset[tf.Operation] = frozenset()  # operations whose outputs are its part of the batch
+    draws: Sequence[Drawn] = ()  # those cut by example so far
+    # Variables that Keras layers and metrics assign to, each with its value, where a graph does not do so itself.
+    assigned: list[tuple[tf.Variable, tf.Tensor]] = dataclasses.field(default_factory=list)
+    # Operations whose outputs are the same in all towers, such as joined rows.
+    same: set[tf.Operation] = dataclasses.field(default_factory=set)
+
+
+def current() -> Tower | None:
+    """Returns the tower whose program this thread runs; None elsewhere, and within a meeting."""
     return _current.get()
 
 
 def owner(of: type) -> Any:
-    """Returns the owner of the towers whose program this thread runs, if it is of this class; None elsewhere."""
-    towers = current()
-    return towers.owner if towers and isinstance(towers.owner, of) else None
+    """Returns the owner of the towers of which this thread runs one, if it is of this class; None elsewhere."""
+    tower = current()
+    return tower.towers.owner if tower and isinstance(tower.towers.owner, of) else None
 
 
 class Towers:
@@ -41,91 +62,127 @@ class Towers:
     Args:
       devices: over towers, a device string.
       first, count: the first one's index among the towers of all workers, and their number.
-      scope: in which the program's names are; those of copies are in "tower_1/" and so on.
+      inside: tower -> context manager in which its program runs, in its thread.
+      turn: tower -> context manager around each of its turns, for state that the process or the graph shares.
       owner: of the program's step, for those who know what that is.
     """
 
     def __init__(
-        self, devices: Sequence[str], first: int = 0, count: int | None = None, scope: str = "", owner: Any = None
-    ):
-        self.index, self.count, self.owner = first, count or len(devices), owner
-        self.batch: frozenset[tf.Operation] = frozenset()  # operations whose outputs are the program's part of it
-        self.draws: Sequence[Drawn] = ()  # those cut by example so far
-        # Variables that Keras layers and metrics assign to, each with its value, where a graph does not do so itself.
-        self.assigned: list[tuple[tf.Variable, tf.Tensor]] = []
-        # Operations whose outputs are the same in all towers, such as joined rows.
-        self.same: set[tf.Operation] = set()
-        self.scope, self.device = scope, devices[0]
-        self._copies = [
-            copies.Copy(i, f"tower_{first + i}/", devices[i], scope, devices[0]) for i in range(1, len(devices))
-        ]
-        self._made_for_all: set[str] = set()  # names of operations that no tower has for itself
+        self, devices: Sequence[str], first: int = 0, count: int | None = None,
+        inside: Callable[[Tower], contextlib.AbstractContextManager] = contextlib.nullcontext,
+        turn: Callable[[Tower], contextlib.AbstractContextManager] = contextlib.nullcontext,
+        owner: Any = None,
+    ):  # fmt: skip
+        self.towers = [Tower(self, i, first + i, count or len(devices), name) for i, name in enumerate(devices)]
+        self._inside, self._turn, self.owner = inside, turn, owner
+        self._threads: list[_Thread] = []
 
-    def run(self, program: Callable[[], Any]) -> Any:
-        """Runs a program in the first tower; returns what it returns there."""
+    def run(self, function: Callable[[Tower], Any]) -> list:
+        """Runs function(tower) in all towers; returns over towers what it returned. An error in one ends all.
+
+        Raises GraphError if towers meet at different places, or not equally often.
+        """
         self._graph, self._flow = v1.get_default_graph(), compat.control_flow()
-        self._num_copied = len(self._graph.get_operations())
-        with compat.holding(_current, self), tf.device(self.device):
-            result = program()
-        self._copy()
-        return result
+        if len(self.towers) == 1:  # in the program's own thread
+            [tower] = self.towers
+            with self._turn(tower):
+                return [self._program(tower, function, contextlib.nullcontext)()]
+        inherit = compat.thread_state()
+        self._threads = [_Thread(self._program(tower, function, inherit)) for tower in self.towers]
+        try:
+            while True:
+                for tower, thread in zip(self.towers, self._threads, strict=True):
+                    with compat.op_attributes(thread.op_attributes), self._turn(tower):
+                        thread.resume()
+                    if thread.error:
+                        raise thread.error
+                if all(thread.is_done for thread in self._threads):
+                    return [thread.result for thread in self._threads]
+                self._check_place()
+        finally:
+            for thread in self._threads:
+                thread.abandon()
 
-    def meet(self, mine: Any, merge: Callable[[list], Any], what: str):
-        """As the function `meet`, in the program of these towers."""
-        if self.count > 1 and not self.is_here():
+    def _program(self, tower: Tower, function: Callable, inherit: Callable) -> Callable[[], Any]:
+        def program():
+            with inherit(), compat.holding(_current, tower), tf.device(tower.device), self._inside(tower):
+                return function(tower)
+
+        return program
+
+    def meet(self, tower: Tower, mine: Any, merge: Callable[[list], Any], what: str):
+        """As the function `meet`, in one of these towers."""
+        if tower.count > 1 and not self.are_here():
             raise errors.GraphError(
                 f"{what} is inside of a branch, a loop or a tf.function, where towers cannot meet to average it. Put "
                 "it outside: compute in the branch what is to be applied. Or train in one tower."
             )
-        self._copy()
-        with self._apart(), _merging():
-            return merge(self.over_towers(mine))
+        if not self._threads:
+            with _merging():
+                return merge([mine])
+        thread = self._threads[tower.place]
+        thread.wait_for_others(mine, what)
+        if tower.place == 0:
+            with _merging():
+                self._merged = merge([each.mine for each in self._threads])
+        return self._merged
 
-    def is_here(self) -> bool:
+    def are_here(self) -> bool:
         """As `can_meet`."""
         return v1.get_default_graph() is self._graph and compat.control_flow() is self._flow
 
-    def over_towers(self, value: Any) -> list:
-        """Returns over towers a structure of tensors that the program has computed."""
-        return [value, *(each.of(value) for each in self._copies)]
+    def _check_place(self) -> None:
+        places = ["the end of its program" if thread.is_done else thread.what for thread in self._threads]
+        for tower, place in zip(self.towers, places, strict=True):
+            if place != places[0]:
+                raise errors.GraphError(
+                    f"tower_{self.towers[0].index} is at {places[0]}, where all towers must meet, and "
+                    f"tower_{tower.index} at {place}. The program must do the same in each tower."
+                )
 
-    def mine(self, per_tower: Sequence) -> Any:
-        """Returns a value for the program, of which copies take the values of their towers.
 
-        per_tower: tensors, numbers or structures of them; numbers that are the same in all towers stay numbers.
-        """
-        if not self._copies:
-            return per_tower[0]
-        return tf.nest.map_structure(self._mine, *per_tower, expand_composites=True)
+class _Thread:
+    """The thread of a tower: it runs while its owner waits in `resume`, and waits in `wait_for_others`."""
 
-    def _mine(self, *values):
-        if not any(map(tf.is_tensor, values)) and all(value == values[0] for value in values):
-            return values[0]
-        with self._apart(), xla.not_compiled():
-            first, *others = map(tf.convert_to_tensor, values)
-            shape = functools.reduce(
-                tf.TensorShape.most_specific_compatible_shape, (v.shape for v in others), first.shape
-            )
-            with tf.device(first.device or HOST):
-                # of which no size is known, so that none is written into the graph that only this tower's batch has
-                seen = v1.placeholder_with_default(first, shape)
-        for each, value in zip(self._copies, others, strict=True):
-            each.given[seen.name] = value
-        return seen
+    def __init__(self, program: Callable[[], Any]):
+        self.result = self.error = self.mine = None
+        self.what, self.is_done, self._is_abandoned = "", False, False
+        self.op_attributes = compat.current_op_attributes()
+        self._turn, self._pause = threading.Semaphore(0), threading.Semaphore(0)
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(target=context.run, args=[self._run, program], name="tower", daemon=True)
 
-    @contextlib.contextmanager
-    def _apart(self) -> Iterator[None]:
-        """Copies no operation of this block."""
-        before = len(self._graph.get_operations())
-        yield
-        self._made_for_all.update(op.name for op in self._graph.get_operations()[before:])
+    def resume(self) -> None:
+        if self.is_done:
+            return
+        if self._thread.ident is None:
+            self._thread.start()
+        self._turn.release()
+        self._pause.acquire()
 
-    def _copy(self) -> None:
-        """Copies for the other towers what the program has made since the last time."""
-        if self._copies:
-            made = self._graph.get_operations()[self._num_copied :]
-            copies.copy([op for op in made if op.name not in self._made_for_all], self._copies)
-            self._num_copied = len(self._graph.get_operations())
+    def wait_for_others(self, mine: Any, what: str) -> None:
+        if self._is_abandoned:  # its program meets on its way out, as in a `finally`
+            raise _AbandonedError
+        self.mine, self.what = mine, what
+        self._pause.release()
+        self._turn.acquire()
+        if self._is_abandoned:
+            raise _AbandonedError
+
+    def abandon(self) -> None:
+        self._is_abandoned = True
+        if self._thread.ident is not None:
+            self.resume()
+            self._thread.join()
+
+    def _run(self, program: Callable[[], Any]) -> None:
+        self._turn.acquire()
+        try:
+            self.result = program()
+        except BaseException as error:  # whatever it is, the owner raises it
+            self.error = error
+        self.is_done = True
+        self._pause.release()
 
 
 @contextlib.contextmanager
@@ -136,21 +193,22 @@ def _merging():
         compat.op_attributes({}),
         compat.outside_of_stateless_scope(),
         compat.without_all_reduce(),
-        compat.without_tapes(),  # the program's, which would go back through one tower
+        compat.without_tapes(),  # the first tower's, which would go back in another order than the others'
         placement.beside_inputs(),
     ):
         yield
 
 
 def meet(mine: Any, merge: Callable[[list], Any], what: str) -> Any:
-    """Returns merge(over towers, their `mine`), outside of any tower. Where no towers run, merge([mine]).
+    """Waits for all towers; merge(over towers, their `mine`) is called once, in the first tower's place, outside of any
+    tower. Returns its result in each. Where no towers run, merge([mine]).
 
-    what: for messages. Raises GraphError inside of a branch of a graph.
+    what: for messages, and the same in all towers. Raises GraphError inside of a branch of a graph.
     """
-    towers = current()
-    return merge([mine]) if towers is None else towers.meet(mine, merge, what)
+    tower = current()
+    return merge([mine]) if tower is None else tower.towers.meet(tower, mine, merge, what)
 
 
 def can_meet() -> bool:
     """Returns whether this place of the program is in the graph of the towers, not in a branch, loop or function."""
-    return current().is_here()
+    return current().towers.are_here()

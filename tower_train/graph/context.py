@@ -81,7 +81,7 @@ class Context:
         return entered(tower)
 
 
-# not a global: programs build in several threads
+# not a global: Keras' and Estimators' towers are built in threads, each with its own
 _CURRENT: contextvars.ContextVar[Context | None] = contextvars.ContextVar("tower_train_context", default=None)
 
 

@@ -21,7 +21,7 @@ def compiled(wanted: bool, device: str, part: str = "step"):
     graph, stack = tf.compat.v1.get_default_graph(), contextlib.ExitStack()
     if wanted:
         # like tf.xla.experimental.jit_scope, which makes each block a part, and so many small clusters
-        marks = {_MARK: AttrValue(b=True), _PART: AttrValue(s=f"{part} {canonical(device)}".encode())}
+        marks = {_MARK: AttrValue(b=True), _PART: AttrValue(s=f"{part} {_canonical(device)}".encode())}
         stack.enter_context(graph._attr_scope(marks))
         stack.enter_context(graph.gradient_override_map({"MaxPool": max_pooling.GRADIENT}))
     return stack
@@ -31,7 +31,7 @@ def compiled(wanted: bool, device: str, part: str = "step"):
 def compiled_where_placed(devices: Collection[str], part: str) -> Iterator[None]:
     """Marks this block's operations on floating-point numbers for XLA: a part of the step on each of these devices.
     Reads and assignments stay outside, which copy nothing and would split programs."""
-    graph, wanted = tf.compat.v1.get_default_graph(), {canonical(device) for device in devices}
+    graph, wanted = tf.compat.v1.get_default_graph(), {_canonical(device) for device in devices}
     before = len(graph.get_operations()) if wanted else 0
     yield
     for op in reversed(graph.get_operations()[before:] if wanted else []):
@@ -39,7 +39,7 @@ def compiled_where_placed(devices: Collection[str], part: str) -> Iterator[None]
             continue
         if op.type == "Const":  # beside what takes it, else it would cross in each step
             op._set_device(next((each.device for each in op.outputs[0].consumers()), op.device))
-        if (device := canonical(op.device)) in wanted:
+        if (device := _canonical(op.device)) in wanted:
             op._set_attr(_MARK, AttrValue(b=True))
             op._set_attr(_PART, AttrValue(s=f"{part} {device}".encode()))
 
@@ -58,19 +58,11 @@ def prepare(graph: tf.Graph, session_config: tf.compat.v1.ConfigProto) -> None:
 def leave_out_other_devices(graph: tf.Graph) -> None:
     """Unmarks operations made in a block of another device, such as reads of a variable on the host."""
     for op in graph.get_operations():
-        if op.node_def.attr[_MARK].b and not op.node_def.attr[_PART].s.decode().endswith(f" {canonical(op.device)}"):
+        if op.node_def.attr[_MARK].b and not op.node_def.attr[_PART].s.decode().endswith(f" {_canonical(op.device)}"):
             op._set_attr(_MARK, AttrValue(b=False))
 
 
-def move(attributes, first: str, device: str) -> None:
-    """Makes the marks of an operation, a part of a step on a device, those of the same part on another one."""
-    part = attributes[_PART].s.decode() if _PART in attributes else ""
-    if part.endswith(f" {first}"):
-        attributes[_PART].s = f"{part.removesuffix(first)}{device}".encode()
-
-
-def canonical(device: str) -> str:
-    """Returns a device's name within its process."""
+def _canonical(device: str) -> str:
     spec = tf.DeviceSpec.from_string(device)  # less its job and task, which all devices of a process share
     return tf.DeviceSpec(device_type=spec.device_type, device_index=spec.device_index).to_string()
 

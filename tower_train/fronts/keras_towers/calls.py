@@ -76,7 +76,8 @@ def _joined(step: Step, mine, whole):
         if mine.shape.rank == 0:
             return step.whole.gradient_of_mean(grad), None
         merge = lambda asked: step.whole.gradients_of_rows(*zip(*asked, strict=True))  # noqa: E731
-        my_grad = meeting.current().mine(step.meet((grad, tf.shape(mine)[0]), merge, "the gradient of steps.join"))
+        over_towers = step.meet((grad, tf.shape(mine)[0]), merge, "the gradient of steps.join")
+        my_grad = over_towers[meeting.current().place]
         missing = tf.shape(mine)[0] - tf.shape(my_grad)[0]  # of a tower without examples
         my_grad = tf.pad(my_grad, [[0, missing], *[[0, 0]] * (mine.shape.rank - 1)])
         return tf.ensure_shape(my_grad, mine.shape), None

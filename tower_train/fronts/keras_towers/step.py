@@ -8,6 +8,7 @@ import contextlib
 import contextvars
 import functools
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from tower_train.fronts.draws import drawn_for_more, rows_of_draw
 from tower_train.fronts.keras_towers import layers
 from tower_train.fronts.keras_towers.exchange import Exchange
 from tower_train.fronts.keras_towers.whole import Whole
+from tower_train.fronts.meeting import Tower
 from tower_train.fronts.scope import TowerScope
 from tower_train.graph import xla
 from tower_train.graph.devices import HOST
@@ -30,6 +32,7 @@ Update = tuple[keras.optimizers.Optimizer, GradientsAndVariables]
 
 # The updates within a block of `updates_noted`.
 NOTED: contextvars.ContextVar[list[Update] | None] = contextvars.ContextVar("updates", default=None)
+_LONG_SECS = 10  # of silence before the first step
 
 
 class Step:
@@ -39,21 +42,22 @@ class Step:
     def __init__(self, parallel, data, exchange: Exchange):
         devices, self.model, self._parallel, self._exchange = parallel.towers, parallel.template, parallel, exchange
         self.whole = Whole(data, len(devices), exchange, parallel.merge_device)
-        self._scope = _StepScope()
+        self._parts = self.whole.parts
+        self._added_losses: list[dict[int, set]] = [{} for _ in devices]
+        self._scopes, self._is_first_turn = [_StepScope() for _ in devices], True
         # layers whose assignments do not depend on the examples, or are averages
         known = (keras.layers.BatchNormalization, keras.layers.SpectralNormalization)
         normalizing = [each for each in compat.sublayers(self.model) if isinstance(each, known)]
         self._known = {id(variable) for layer in normalizing for variable in layer.variables}
         first = len(devices) * exchange.rank
-        self._towers = meeting.Towers(devices, first, self.whole.count, f"tower_{first}/", self)
+        self._towers = meeting.Towers(devices, first, self.whole.count, self._inside, self._turn, self)
 
     def run(self, program: Program) -> list:
         """Runs a program in all towers; returns over towers what it returned."""
 
-        def to_the_end():
-            with self._inside(part := self._towers.mine(self.whole.parts)):
-                result = program(self.model, part.data)
-                self.meet(None, lambda _: None, "the end of the step")
+        def to_the_end(tower: Tower):
+            result = program(self.model, self._parts[tower.place].data)
+            self.meet(None, lambda _: None, "the end of the step")
             return result
 
         with normalization.over_towers(), contextlib.ExitStack() as stack:
@@ -63,24 +67,39 @@ class Step:
             returned = self._towers.run(to_the_end)
         if self._parallel.is_compiled:
             xla.leave_out_other_devices(tf.compat.v1.get_default_graph())
-        return self._towers.over_towers(returned)
+        return returned
 
     @contextlib.contextmanager
-    def _inside(self, part: parts.Part) -> Iterator[None]:
-        towers, program = self._towers, type(self.model).__name__ if self.whole.count > 1 else ""
+    def _inside(self, tower: Tower) -> Iterator[None]:
+        part = self._parts[tower.place]
+        program = type(self.model).__name__ if self.whole.count > 1 else ""
         is_off = lambda: meeting.current() is None  # noqa: E731
         rows = functools.partial(rows_of_draw, part.cuts, parts.lengths(part.data))
         drawn = drawn_for_more(rows, program, itertools.count(), is_off)
         leaves = [leaf for leaf in tf.nest.flatten(part.data, expand_composites=True) if tf.is_tensor(leaf)]
         with (
-            tf.name_scope(towers.scope),
-            self._scope,
-            drawn as towers.draws,
-            self.whole.inside(towers, [leaf for leaf in leaves if leaf.shape.rank], self._parallel.batch_norm_over),
+            tf.name_scope(f"tower_{tower.index}/"),
+            self._scopes[tower.place],
+            drawn as tower.draws,
+            self.whole.inside(tower, [leaf for leaf in leaves if leaf.shape.rank], self._parallel.batch_norm_over),
             layers.summed(self._parallel.summed.keys, part.share),
-            xla.compiled(self._parallel.is_compiled, towers.device, "tower"),
+            xla.compiled(self._parallel.is_compiled, tower.device, "tower"),
         ):
             yield
+
+    @contextlib.contextmanager
+    def _turn(self, tower: Tower) -> Iterator[None]:
+        compat.take_losses(self.model, self._added_losses[tower.place])
+        begun = time.monotonic()
+        yield
+        if self._is_first_turn:
+            self._is_first_turn, secs = False, len(self._parts) * (time.monotonic() - begun)
+            if len(self._parts) > 1 and secs > _LONG_SECS:
+                console.notice_once(
+                    self.model,
+                    f"Before the first step Keras traces the model in each of {len(self._parts)} towers, which takes "
+                    f"more than {secs:.0f} s, once.",
+                )
 
     def meet(self, mine: Any, merge: Callable[[list], Any], what: str):
         """As meeting.meet, once what the towers have assigned until then is done."""
@@ -89,7 +108,7 @@ class Step:
             self._assign([assigned for assigned, _ in asked])
             return merge([each for _, each in asked])
 
-        return meeting.meet((self._scope.take(), mine), merge_all, what)
+        return meeting.meet((self._scopes[meeting.current().place].take(), mine), merge_all, what)
 
     @contextlib.contextmanager
     def compiled_if(self, is_possible: bool) -> Iterator[bool]:
@@ -103,7 +122,15 @@ class Step:
     def _assign(self, per_tower: Sequence[dict[int, tuple[keras.Variable, tf.Tensor]]]) -> None:
         """Assigns what the towers do: the mean over examples to floating-point variables such as moving averages, the
         first tower's value to others. A line names variables that may differ from one device's."""
-        assigned, of_rows = per_tower[0], self.whole.is_of_rows
+        assigned = per_tower[0]
+        for tower, others in enumerate(per_tower):
+            if differing := [each for key, each in (assigned | others).items() if (key in assigned) != (key in others)]:
+                names = ", ".join(variable.path for variable, _ in differing)
+                raise errors.GraphError(
+                    f"tower_{tower} and tower_0 do not assign the same variables: {names} in one of them only. The "
+                    "program must do the same in each tower; what is to happen once belongs into steps.once(function)."
+                )
+        of_rows = functools.partial(self.whole.is_of_rows, self._towers.towers[0])
         same = [k for k, (_, value) in assigned.items() if k in self._known and not of_rows(value)]  # moving averages
         averaged = [key for key, (_, value) in assigned.items() if value.dtype.is_floating and key not in same]
         others = [key for key in assigned if key not in (*same, *averaged)]
@@ -150,7 +177,7 @@ class Step:
 
 
 class _StepScope(TowerScope):
-    """The scope of the program between two meetings."""
+    """The scope of a tower's program between two meetings."""
 
     def __init__(self):
         super().__init__([])
@@ -162,7 +189,7 @@ class _StepScope(TowerScope):
     def add_update(self, update):
         if meeting.can_meet():
             super().add_update(update)
-        else:  # in a loop or a branch, such as the state of a layer that draws there
+        elif meeting.current().place == 0:  # in a loop or a branch, such as the state of a layer that draws there
             compat.assign_here(*update)
 
     def take(self) -> dict[int, tuple[keras.Variable, tf.Tensor]]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from tower_train.fronts import compat, parts
+from tower_train.fronts import compat, meeting, parts
 from tower_train.fronts.averages import Averages
 from tower_train.fronts.keras_towers.exchange import Exchange
 from tower_train.graph import gradients
@@ -58,7 +58,8 @@ class Whole(Averages):
 
     def gradient_of_mean(self, grad: tf.Tensor) -> tf.Tensor:
         """Returns in a tower the gradient of its scalar, from that of the mean."""
-        return tf.cast(self._share, grad.dtype) * self.sum([grad])[0]
+        share = self.shares[meeting.current().place]
+        return tf.cast(share, grad.dtype) * self.sum([grad], "the gradient of a mean")[0]
 
     def gradients_of_rows(self, grads: Sequence[tf.Tensor], counts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns over towers the gradient of their rows of a joined tensor.

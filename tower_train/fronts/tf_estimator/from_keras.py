@@ -160,7 +160,7 @@ class KerasOptimizer:
                 return done(tf.convert_to_tensor(counted))
 
         scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-        training = meeting.current().owner
+        training = meeting.current().towers.owner
         return training.update(optimizer, zip(grads, weights, strict=True), apply, looks_itself=scales)
 
 

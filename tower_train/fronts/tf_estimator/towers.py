@@ -11,12 +11,17 @@ import tensorflow as tf
 from tower_train import errors, normalization
 from tower_train.fronts import compat, meeting, parts, placement
 from tower_train.fronts.draws import draw_whole, drawn_for_more, rows_of_draw
+from tower_train.fronts.meeting import Tower
 from tower_train.fronts.tf_estimator.library import api
 from tower_train.fronts.tf_estimator.training import Training
 from tower_train.graph import random_state, xla
 from tower_train.graph.devices import HOST
 
 v1 = tf.compat.v1
+# Each tower has its own: its total loss must not contain another's losses.
+_OF_ONE_TOWER = (v1.GraphKeys.LOSSES, v1.GraphKeys.UPDATE_OPS, v1.GraphKeys.SUMMARIES)
+_ASSIGNMENTS = ("assign", "assign_add", "assign_sub", "scatter_add", "scatter_sub", "scatter_update",
+                "scatter_nd_add", "scatter_nd_sub", "scatter_nd_update")  # fmt: skip
 
 
 def assign(pairs) -> tf.Operation:
@@ -31,8 +36,9 @@ def assign(pairs) -> tf.Operation:
 
 
 class ModelTowers:
-    """The towers of one call of an Estimator's model_fn, which makes the variables, on the host or spread over the
-    towers' GPUs unless it says where. Hooks know ops of its tower by the model's own names.
+    """The towers of one call of an Estimator's model_fn. The first one creates the variables, on the host or spread
+    over the towers' GPUs, unless the program says where; later ones get the same. It has no name scope, so that hooks
+    know its ops by the model's own names.
 
     Args:
       training: of these towers.
@@ -42,41 +48,45 @@ class ModelTowers:
     """
 
     def __init__(self, training: Training, devices: Sequence[str], batches: Sequence[tuple], seed: int | None):
-        self._training, self._batches, self._seed = training, list(batches), seed
+        self._training, self._batches = training, list(batches)
         self._assignments: list[tf.Operation] = []  # of what is noted there
         self._num_assigned = 0
+        self._created: dict[str, list[tf.Variable]] = {}  # by the first tower, by name
         self._creating: list[str] = []  # just now
+        graph = v1.get_default_graph()
+        self._collections = [{key: graph.get_collection(key) for key in _OF_ONE_TOWER}]
+        self._collections += [{key: [] for key in _OF_ONE_TOWER} for _ in devices[1:]]
+        state = random.getstate() if seed is None else random.Random(seed).getstate()
+        self._random = [state for _ in devices]
         self._balance = placement.Balance(devices)
         first, count = training.worker * len(devices), len(devices) * training.all_reduce.num_workers
-        self._cuts = self._cuts_of_all(first, count) if count > 1 else []
-        self._towers = meeting.Towers(devices, first, count, owner=training)
+        self._sizes = self._sizes_of_all(first, count) if count > 1 else []
+        self._towers = meeting.Towers(devices, first, count, self._inside, self._turn, training)
 
     def call(self, model_fn: Callable, mode: str) -> api.EstimatorSpec:
-        """Calls model_fn(features, labels), in all towers.
+        """Calls model_fn(features, labels) in all towers.
 
-        Returns its spec; in training with the mean of all towers' losses, and with what Keras layers assign.
+        Returns the first tower's spec; in training with the mean of all towers' losses, and with what Keras layers
+        assign.
 
         Raises:
           GraphError: towers that cannot be averaged; the message names what differs.
         """
+        for variable in (*v1.global_variables(), *v1.local_variables()):
+            self._only_by_the_first(variable)
         if mode == api.ModeKeys.TRAIN:
             self._training.before_update = self._assign_noted
-
-        def program():
-            batch = self._towers.mine(self._batches)
-            with self._inside(batch):
-                return model_fn(*batch)
-
         with normalization.over_towers():
-            spec = self._towers.run(program)
+            specs = self._towers.run(lambda tower: model_fn(*self._batches[tower.place]))
         if self._training.is_compiled:
             xla.leave_out_other_devices(v1.get_default_graph())
+        spec, num_towers = specs[0], self._training.num_towers
         if mode != api.ModeKeys.TRAIN:
             return spec
         on_host = [each for each in v1.trainable_variables() if placement.of(each) == HOST]
         self._balance.tell_cost(self._training, "model_fn", on_host)
-        losses = [tf.reshape(each, []) for each in self._towers.over_towers(spec.loss)]
-        if self._training.num_towers > 1:
+        losses = [tf.reshape(each.loss, []) for each in specs]
+        if num_towers > 1:
             if not self._training.averages.have_met:
                 raise errors.GraphError(
                     "model_fn computes no gradients of variables outside of branches and loops: nothing is averaged "
@@ -84,7 +94,7 @@ class ModelTowers:
                 )
             spec = spec._replace(loss=self._training.averages.total(losses))
             for summary in v1.get_collection(v1.GraphKeys.SUMMARIES):
-                if summary.op.type == "ScalarSummary" and summary.op.name == "loss":
+                if summary.op.type == "ScalarSummary" and summary.op.name == "loss":  # of the first tower
                     compat.set_input(summary.op, 1, tf.cast(spec.loss, summary.op.inputs[1].dtype))
         with tf.control_dependencies(losses):
             self._assign_noted()
@@ -93,34 +103,53 @@ class ModelTowers:
         return spec
 
     @contextlib.contextmanager
-    def _inside(self, batch: tuple) -> Iterator[None]:
-        """Calls of model_fn draw by example, and keep Keras layers from assigning."""
-        towers = self._towers
+    def _turn(self, tower: Tower) -> Iterator[None]:
+        """Gives a tower its own collections, and its own state of Python's random numbers, with which Keras seeds its
+        initializers."""
+        state, mine = random.getstate(), self._collections[tower.place]
+        random.setstate(self._random[tower.place])
+        for key, values in mine.items():
+            v1.get_collection_ref(key)[:] = values
+        try:
+            yield
+        finally:
+            self._random[tower.place] = random.getstate()
+            random.setstate(state)
+            mine |= {key: v1.get_collection(key) for key in mine}
+            for key, values in self._collections[0].items():
+                v1.get_collection_ref(key)[:] = values
+
+    @contextlib.contextmanager
+    def _inside(self, tower: Tower) -> Iterator[None]:
+        """Calls of model_fn in a tower draw by example, share variables, and keep Keras layers from assigning."""
+        reuse = v1.AUTO_REUSE if tower.place else None
 
         def assign_later(assign, variable, value):
             if meeting.current() is None:  # an optimizer's update
                 return assign(variable, value)
-            return towers.assigned.append((variable.value, tf.cast(value, variable.value.dtype)))
+            return tower.assigned.append((variable.value, tf.cast(value, variable.value.dtype)))
 
         # One tower's may be no data set's, and a dict with keys that cannot be sorted.
-        leaves = tf.nest.flatten(batch, expand_composites=True) if towers.count > 1 else []
-        inputs, scope = [each for each in leaves if tf.is_tensor(each)], v1.get_variable_scope()
+        batch = tf.nest.flatten(self._batches[tower.place], expand_composites=True) if tower.count > 1 else []
+        inputs, scope = [each for each in batch if tf.is_tensor(each)], v1.get_variable_scope()
+        shared, prefix = functools.partial(self._get, tower), f"tower_{tower.place}/"
         with (
             compat.fresh_layer_names(),  # so that a checkpoint fits each graph of a model
             compat.intercepted_assignments(assign_later),
-            self._drawn_by_example(batch) as towers.draws,
-            self._training.averages.inside(towers, inputs, self._training.batch_norm),
-            _python_seeded(self._seed),
-            tf.variable_creator_scope(self._creator()),
+            self._drawn_by_example(tower) as tower.draws,
+            self._training.averages.inside(tower, inputs, self._training.batch_norm),
+            v1.name_scope(prefix) if tower.place else contextlib.nullcontext(),
+            compat.collections_without(prefix) if tower.place else contextlib.nullcontext(),
+            tf.variable_creator_scope(self._creator(tower)),
             # The dtype of a comparison in float64, else the scope's own.
-            v1.variable_scope(scope, dtype=compat.floatx_here()),
-            xla.compiled(self._training.is_compiled, towers.device, "tower"),
+            v1.variable_scope(scope, reuse=reuse, custom_getter=shared, dtype=compat.floatx_here()),
+            xla.compiled(self._training.is_compiled, tower.device, "tower"),
         ):
             yield
 
-    def _cuts_of_all(self, first: int, count: int) -> list[list[parts.Cut]]:
-        """Returns over this worker's towers, how tensors of all towers' batches, labels first, are cut into theirs; and
-        weighs towers in the training's means by the rows of the first tensor."""
+    def _sizes_of_all(self, first: int, count: int) -> list[list[parts.Size]]:
+        """Returns over the tensors of a batch, labels first, the rows that the towers of all workers have of them; and
+        weighs towers in the training's means by those of the first."""
         here = [parts.sizes((labels, features)) for features, labels in self._batches]
         all_sizes, after = here, first + len(here)
         if here[0] and after - first < count:
@@ -132,25 +161,40 @@ class ModelTowers:
             examples = tf.cast(tf.stack(sizes[0]), tf.float64)
             shares = examples * self._training.all_reduce.num_workers / tf.reduce_sum(examples)
             self._training.averages = self._training.weighted(tf.unstack(shares)[first:after])
-        return [[parts.Cut(each[i], sum(each[:i]), sum(each), each[i]) for each in sizes] for i in range(first, after)]
+        return sizes
 
-    def _drawn_by_example(self, batch: tuple):
+    def _drawn_by_example(self, tower: Tower):
         """As drawn_for_more, of the rows that a tower's tensors have among those of all towers; of none if it is
         alone."""
-        cuts = self._towers.mine(self._cuts) if self._cuts else []
-        lengths, program = parts.lengths(batch) if cuts else [], "model_fn" if cuts else ""
-        rows = functools.partial(rows_of_draw, cuts, lengths)
+        cuts = [
+            parts.Cut(sizes[tower.index], sum(sizes[: tower.index]), sum(sizes), sizes[tower.index])
+            for sizes in self._sizes
+        ]
+        lengths = parts.lengths(self._batches[tower.place]) if cuts else []
+        rows, program = functools.partial(rows_of_draw, cuts, lengths), "model_fn" if cuts else ""
         return drawn_for_more(rows, program, itertools.count(), lambda: bool(self._creating) or not meeting.current())
 
-    def _creator(self) -> Callable:
-        """Returns the creator of variables."""
+    def _creator(self, tower: Tower) -> Callable:
+        """Returns the creator of a tower's variables. Those of get_variable are known by their names; those of
+        tf.Variable and of Keras layers, created anew at each call, by their names and order."""
+        got: dict[str, int] = {}  # how many of a name this tower has
         scopes = compat.device_scopes()
 
         def create(create_variable, **kwargs):
+            name = kwargs.get("name")
+            number, there = got.get(name, 0), self._created.setdefault(name, [])
+            got[name] = number + 1
+            if number < len(there):
+                return there[number]
+            if tower.place:
+                raise errors.GraphError(
+                    f"tower_{tower.place} would create the variable {name!r}, which the first tower did not create. "
+                    "model_fn must create the same variables each time it is called."
+                )
             if tf.is_tensor(value := kwargs.get("initial_value")):
                 kwargs["initial_value"] = value = tf.identity(value)  # what draws it may be of another number of rows
-                draw_whole(random_state.ancestors([value.op]), self._towers.draws)
-            self._creating.append(kwargs.get("name"))
+                draw_whole(random_state.ancestors([value.op]), tower.draws)
+            self._creating.append(name)
             is_placed = meeting.current() and compat.device_scopes() > scopes  # by the program; slots by their variable
             is_weight = not tf.executing_eagerly() and tf.as_dtype(kwargs["dtype"] or tf.float32).is_floating
             device = self._balance.next() if is_weight else HOST
@@ -158,34 +202,43 @@ class ModelTowers:
                 variable = create_variable(**kwargs)
             self._balance.add(variable)
             self._creating.pop()
+            there.append(variable)
+            self._only_by_the_first(variable)
             return variable
 
         return create
 
+    def _get(self, tower: Tower, getter: Callable, name: str, shape=None, dtype=tf.float32, *args, **kwargs):
+        if tower.place and self._created.get(name):  # its type may follow from an initial value, which reuse ignores
+            dtype = self._created[name][0].dtype.base_dtype
+        return getter(name, shape, dtype, *args, **kwargs)
+
+    def _only_by_the_first(self, variable: tf.Variable) -> None:
+        """Makes assignments of later towers reads: the first tower alone moves averages and counts."""
+        if self._training.num_towers == 1:
+            return
+        for name in _ASSIGNMENTS:
+            if method := getattr(variable, name, None):
+                setattr(variable, name, functools.partial(_by_the_first, variable, method))
+
     def _assign_noted(self) -> list[tf.Operation]:
-        """Assigns what Keras layers do, as far as that is not done: the mean over the towers of all workers to
-        floating-point variables such as moving averages, the first tower's value to others such as seeds. By the ops
-        that this waits for, layers must have read what is assigned. Returns the ops."""
-        noted = self._towers.assigned[self._num_assigned :]
-        self._num_assigned += len(noted)
-        floating = [i for i, (variable, _) in enumerate(noted) if variable.dtype.is_floating]
-        mine = [tf.ensure_shape(noted[i][1], noted[i][0].shape) for i in floating]
-        means = self._training.averages.means(self._towers.over_towers(mine))
+        """Assigns what the Keras layers of all towers do, as far as that is not done: the mean over the towers of all
+        workers to floating-point variables such as moving averages, the first tower's value to others such as seeds.
+        By the ops that this waits for, layers must have read what is assigned. Returns the ops."""
+        all_noted = [tower.assigned for tower in self._towers.towers]
+        begin, self._num_assigned = self._num_assigned, len(all_noted[0])
+        noted = [mine[begin : self._num_assigned] for mine in all_noted]
+        floating = [i for i, (variable, _) in enumerate(noted[0]) if variable.dtype.is_floating]
+        means = self._training.averages.means(
+            [[tf.ensure_shape(mine[i][1], mine[i][0].shape) for i in floating] for mine in noted]
+        )
         values = dict(zip(floating, means, strict=True))
-        if noted:
-            self._assignments.append(
-                assign((variable, values.get(i, value)) for i, (variable, value) in enumerate(noted))
-            )
+        if noted[0]:
+            pairs = [(variable, values.get(i, value)) for i, (variable, value) in enumerate(noted[0])]
+            self._assignments.append(assign(pairs))
         return self._assignments
 
 
-@contextlib.contextmanager
-def _python_seeded(seed: int | None) -> Iterator[None]:
-    """Seeds Python's random numbers, with which Keras seeds its initializers, within this block."""
-    state = random.getstate()
-    if seed is not None:
-        random.seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(state)
+def _by_the_first(variable: tf.Variable, method: Callable, *args, **kwargs):
+    tower = meeting.current()
+    return method(*args, **kwargs) if tower is None or tower.place == 0 else tf.identity(variable)

@@ -66,21 +66,26 @@ class Training:
         self, optimizer, grads_and_vars: GradientsAndVariables, apply: Callable[[GradientsAndVariables], tf.Operation],
         looks_itself: bool = False,
     ) -> tf.Operation:  # fmt: skip
-        """Applies the mean of all towers' gradients, once.
+        """Applies the mean of all towers' gradients, once, by the first tower's optimizer, which all have from then on.
 
         apply: (means and variables) -> op. looks_itself: whether it handles gradients that are not finite.
         """
 
-        def merge(per_tower: list[GradientsAndVariables]) -> tf.Operation:
-            of_towers = self.averages.before_means(per_tower)
-            grads = [grad.op for pairs in of_towers for grad, _ in pairs]
-            with tf.control_dependencies(grads):  # by then layers have read their variables
+        def merge(asked: list[tuple]) -> tuple:
+            per_tower = [pairs for _, pairs in asked]
+            grads = [grad for pairs in per_tower for grad, _ in pairs if grad is not None]
+            with tf.control_dependencies([grad.op for grad in grads]):  # by then layers have read their variables
                 before = self.before_update()
             means = self.averages.updates(per_tower) if self.num_towers > 1 else per_tower[0]
             with tf.control_dependencies(before):
-                return apply(means if looks_itself else self._finite(of_towers, means))
+                means = means if looks_itself else self._finite(self.averages.before_means(per_tower), means)
+                return asked[0][0], apply(means)
 
-        return meeting.meet(list(grads_and_vars), merge, f"{type(optimizer).__name__}.apply_gradients")
+        mine = optimizer, list(grads_and_vars)
+        first, op = meeting.meet(mine, merge, f"{type(optimizer).__name__}.apply_gradients")
+        if optimizer is not first:  # its slots, and what else the update made, are there for a program that asks
+            vars(optimizer).update(vars(first))
+        return op
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
