@@ -124,9 +124,18 @@ def cifar10_command(cifar10_dir):
     import jobs
 
     return jobs.flags(
-        num_gpus=2, batch_size=5, max_steps=24, seed=7, data_dir=cifar10_dir, learning_rate=0.01,
-        ema=0.9, log_every_steps=4, summary_every_steps=6, save_every_steps=12, eval_every_steps=12,
-    )  # fmt: skip
+        num_gpus=2,
+        batch_size=5,
+        max_steps=24,
+        seed=7,
+        data_dir=cifar10_dir,
+        learning_rate=0.01,
+        ema=0.9,
+        log_every_steps=4,
+        summary_every_steps=6,
+        save_every_steps=12,
+        eval_every_steps=12,
+    )
 
 
 @pytest.fixture(scope="session")

@@ -36,9 +36,11 @@ TRAINERS = {
     "image_folder": dict(variable_update=_MIRRORED, all_reduce="collective", dtype="bfloat16", accumulate_steps=2),
 }
 FRONTS = {  # {name: (front, Keras' dtype policy, GPUs of those two, the only ones that the process sees then)}
-    "keras": ("keras", "mixed_bfloat16", [1, 0]), "keras alone": ("keras", "float32", [0]),
-    "estimator": ("estimator", "mixed_bfloat16", [1, 0]), "estimator alone": ("estimator", "float32", [1]),
-}  # fmt: skip
+    "keras": ("keras", "mixed_bfloat16", [1, 0]),
+    "keras alone": ("keras", "float32", [0]),
+    "estimator": ("estimator", "mixed_bfloat16", [1, 0]),
+    "estimator alone": ("estimator", "float32", [1]),
+}
 
 
 class Step(NamedTuple):
@@ -90,11 +92,20 @@ def keras_model(policy):
     layers = keras.layers
     keras.config.set_dtype_policy(policy)
     with tf.device("/cpu:0"):  # nothing is computed on these GPUs
-        return keras.Sequential([
-            keras.Input([8, 8, 3]), layers.Conv2D(4, 3), layers.BatchNormalization(), layers.ReLU(),
-            layers.MaxPooling2D(), layers.Flatten(), layers.Dropout(0.5), layers.Dense(400), layers.Dense(100),
-            layers.Dense(10, dtype=keras.config.dtype_policy().variable_dtype),
-        ])  # fmt: skip
+        return keras.Sequential(
+            [
+                keras.Input([8, 8, 3]),
+                layers.Conv2D(4, 3),
+                layers.BatchNormalization(),
+                layers.ReLU(),
+                layers.MaxPooling2D(),
+                layers.Flatten(),
+                layers.Dropout(0.5),
+                layers.Dense(400),
+                layers.Dense(100),
+                layers.Dense(10, dtype=keras.config.dtype_policy().variable_dtype),
+            ]
+        )
 
 
 def num_bytes(variables):

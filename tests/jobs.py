@@ -24,9 +24,17 @@ WAIT_SECS = 120  # for another process, on a busy machine
 
 # A run of tests/toy_workload.py on two towers; momentum gives it slot variables too.
 TOY = dict(
-    num_gpus=2, batch_size=8, optimizer="momentum", learning_rate=0.01, ema=0.9,
-    log_every_steps=5, save_every_steps=20, summary_every_steps=0, check_data=False, check_towers="never",
-)  # fmt: skip
+    num_gpus=2,
+    batch_size=8,
+    optimizer="momentum",
+    learning_rate=0.01,
+    ema=0.9,
+    log_every_steps=5,
+    save_every_steps=20,
+    summary_every_steps=0,
+    check_data=False,
+    check_towers="never",
+)
 
 
 def train_toy(train_dir, session_hooks=(), workload="toy_workload", **options):

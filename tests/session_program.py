@@ -67,10 +67,13 @@ def main(folder, fault):
         initialize = v1.global_variables_initializer()
         for half in range(2):
             with v1.train.MonitoredTrainingSession(
-                master=cluster.target, config=cluster.session_config, hooks=hooks,
-                checkpoint_dir=folder if cluster.is_chief else None, save_checkpoint_steps=STEPS,
+                master=cluster.target,
+                config=cluster.session_config,
+                hooks=hooks,
+                checkpoint_dir=folder if cluster.is_chief else None,
+                save_checkpoint_steps=STEPS,
                 log_step_count_steps=None,
-            ) as session:  # fmt: skip
+            ) as session:
                 values |= {f"{each.op.name} {half}": session.run(each) for each in v1.global_variables()}
                 for _ in range(STEPS):
                     for train_op in turns:

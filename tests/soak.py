@@ -93,8 +93,10 @@ def endure(steps, train_dir):
         seconds = train("toy_workload", config, after_step=sample).seconds
     second, last = (slice(20, 40), slice(-20, None))  # fifths: until then caches fill
     before, after = (statistics.median(memory[part]) for part in (second, last))
-    print(f"{steps} steps in {seconds:.0f} s; memory {before:.1f} MiB in the second fifth, {after:.1f} in the last; "
-          f"open files {max(files[second])}, {max(files[last])}")  # fmt: skip
+    print(
+        f"{steps} steps in {seconds:.0f} s; memory {before:.1f} MiB in the second fifth, {after:.1f} in the last; "
+        f"open files {max(files[second])}, {max(files[last])}"
+    )
     return after - before < 10 and max(files[last]) <= max(files[second])  # allocators keep what they once had
 
 

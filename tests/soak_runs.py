@@ -45,12 +45,23 @@ KINDS = {
 CLUSTERS = ("plain", "waiting", "elastic")
 # {what happens: to which kinds of runs}, methods of Run.
 DISTURBANCES = {
-    "kill": tuple(KINDS), "stop": tuple(KINDS), "SIGTERM": tuple(KINDS), "SIGINT": ("alone",),
-    "damaged checkpoint": ("alone",), "full disk": ("alone",), "stray": CLUSTERS, "wrong returner": CLUSTERS,
-    "garbage in the store": CLUSTERS, "cut connections": CLUSTERS, "duplicate": CLUSTERS, "lost packets": CLUSTERS,
-    "at a start": tuple(KINDS), "at a first step": tuple(KINDS), "at a save": tuple(KINDS),
+    "kill": tuple(KINDS),
+    "stop": tuple(KINDS),
+    "SIGTERM": tuple(KINDS),
+    "SIGINT": ("alone",),
+    "damaged checkpoint": ("alone",),
+    "full disk": ("alone",),
+    "stray": CLUSTERS,
+    "wrong returner": CLUSTERS,
+    "garbage in the store": CLUSTERS,
+    "cut connections": CLUSTERS,
+    "duplicate": CLUSTERS,
+    "lost packets": CLUSTERS,
+    "at a start": tuple(KINDS),
+    "at a first step": tuple(KINDS),
+    "at a save": tuple(KINDS),
     "at an evaluation": tuple(KINDS),
-}  # fmt: skip
+}
 NAMED = r"worker (\d+) \([^)]*\)(?:: worker \1 \([^)]*\))? "
 # (pattern of a line with a worker's index, what must have been done to that one)
 CLAIMS = (
@@ -280,9 +291,10 @@ class Run:
 
     def _trainer(self, index, machine=None, **changes):
         variables = {
-            soak_workload.LOG: str(self._log), soak_workload.CUT: str(self._folder / f"cut{index}"),
+            soak_workload.LOG: str(self._log),
+            soak_workload.CUT: str(self._folder / f"cut{index}"),
             soak_workload.PAUSE_SECS: str(self._draw.choice((0.02, 0.1))),
-        }  # fmt: skip
+        }
         if self._network:
             variables[forked.NETWORK] = self._network.namespace(index if machine is None else machine)
         task = dict(worker_hosts=",".join(self.hosts), task_index=index) if self._kind.workers > 1 else {}
@@ -401,12 +413,18 @@ class Run:
         assert trained == {step: list(range(batch * step, batch * (step + 1))) for step in range(steps)}
         found, expected = (
             jobs.variables(folder, steps)
-            | {f"log line {i}": np.float64([each["step"], each["examples"], each["loss"]])
-               for i, each in enumerate(jobs.metrics(folder)) if each["step"] <= steps}
-            | {f"point {i}": np.float64([event.step, event.value])
-               for i, event in enumerate(jobs.events(folder).Scalars("total_loss")) if event.step <= steps}
+            | {
+                f"log line {i}": np.float64([each["step"], each["examples"], each["loss"]])
+                for i, each in enumerate(jobs.metrics(folder))
+                if each["step"] <= steps
+            }
+            | {
+                f"point {i}": np.float64([event.step, event.value])
+                for i, event in enumerate(jobs.events(folder).Scalars("total_loss"))
+                if event.step <= steps
+            }
             for folder in (self.train_dir, alone)
-        )  # fmt: skip
+        )
         (jobs.assert_identical if is_exact else jobs.assert_close)(found, expected)
 
 

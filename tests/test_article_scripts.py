@@ -38,10 +38,12 @@ def test_help_and_mistakes_are_answered_without_a_line_of_tensorflows():
 
 @pytest.mark.parametrize(
     "name, words, said",
-    [("keras_multi_gpu", ["--size=8"], "--size=8: .*at least 71"),
-     ("estimator_fashion_mnist", ["--data_dir=/missing"], "/missing/train-images-idx3-ubyte.gz"),
-     ("estimator_retinal_oct", ["--data_dir=/missing"], "/missing/train")],
-)  # fmt: skip
+    [
+        ("keras_multi_gpu", ["--size=8"], "--size=8: .*at least 71"),
+        ("estimator_fashion_mnist", ["--data_dir=/missing"], "/missing/train-images-idx3-ubyte.gz"),
+        ("estimator_retinal_oct", ["--data_dir=/missing"], "/missing/train"),
+    ],
+)
 def test_what_cannot_be_trained_with_is_one_line(name, words, said):
     done = jobs.command(f"scripts.{name}", *words)
     assert done.returncode == 2 and "Traceback" not in done.stderr

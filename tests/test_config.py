@@ -37,52 +37,95 @@ def refusal(**options):
 WHOLE, LIST = "a whole number at least", "whole numbers separated by commas, each at least 0"
 
 
-@pytest.mark.parametrize(("name", "value", "allowed"), [
-    ("num_gpus", 0, f"{WHOLE} 1 and at most 1024"), ("save_every_steps", 2**63, f"{WHOLE} 0"),
-    ("accumulate_steps", 1025, f"{WHOLE} 1 and at most 1024"),
-    ("gpus", (0, -1), LIST), ("gpus", (), LIST), ("device", "tpu", "one of auto, gpu, cpu"),
-    ("epochs", 0, "a number above 0"), ("momentum", 1, "a number at least 0 and below 1"),
-    ("learning_rate", float("nan"), "a number above 0"), ("learning_rate", float("inf"), "a number above 0"),
-    ("batch_size", "64", WHOLE), ("batch_size", 64.0, WHOLE), ("batch_size", True, WHOLE), ("seed", None, WHOLE),
-    ("learning_rate", True, "a number"), ("learning_rate", 10**400, "a number"), ("override", 1, "true or false"),
-    ("optimizer", 3, "one of sgd"), ("gpus", ("0",), LIST), ("gpus", (0.5,), LIST), ("gpus", (True,), LIST),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("num_gpus", 0, f"{WHOLE} 1 and at most 1024"),
+        ("save_every_steps", 2**63, f"{WHOLE} 0"),
+        ("accumulate_steps", 1025, f"{WHOLE} 1 and at most 1024"),
+        ("gpus", (0, -1), LIST),
+        ("gpus", (), LIST),
+        ("device", "tpu", "one of auto, gpu, cpu"),
+        ("epochs", 0, "a number above 0"),
+        ("momentum", 1, "a number at least 0 and below 1"),
+        ("learning_rate", float("nan"), "a number above 0"),
+        ("learning_rate", float("inf"), "a number above 0"),
+        ("batch_size", "64", WHOLE),
+        ("batch_size", 64.0, WHOLE),
+        ("batch_size", True, WHOLE),
+        ("seed", None, WHOLE),
+        ("learning_rate", True, "a number"),
+        ("learning_rate", 10**400, "a number"),
+        ("override", 1, "true or false"),
+        ("optimizer", 3, "one of sgd"),
+        ("gpus", ("0",), LIST),
+        ("gpus", (0.5,), LIST),
+        ("gpus", (True,), LIST),
+    ],
+)
 def test_a_value_that_is_not_allowed_is_refused_with_what_is(name, value, allowed):
     assert (message := refusal(**{name: value})).startswith(f"--{name}=") and f": it must be {allowed}" in message
 
 
-@pytest.mark.parametrize(("name", "value", "kept"), [
-    ("num_gpus", 1, 1), ("gpus", (0,), (0,)), ("seed", 2**63 - 1, 2**63 - 1), ("ema", 0.0, 0.0),
-    ("learning_rate", 1e-30, 1e-30), ("learning_rate", 1, 1.0), ("accumulate_steps", 1024, 1024),
-    ("gpus", [2, 0], (2, 0)), ("train_dir", pathlib.Path("runs") / "one", "runs/one"),
-    ("train_dir", "/mnt/gs:/run", "/mnt/gs:/run"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "value", "kept"),
+    [
+        ("num_gpus", 1, 1),
+        ("gpus", (0,), (0,)),
+        ("seed", 2**63 - 1, 2**63 - 1),
+        ("ema", 0.0, 0.0),
+        ("learning_rate", 1e-30, 1e-30),
+        ("learning_rate", 1, 1.0),
+        ("accumulate_steps", 1024, 1024),
+        ("gpus", [2, 0], (2, 0)),
+        ("train_dir", pathlib.Path("runs") / "one", "runs/one"),
+        ("train_dir", "/mnt/gs:/run", "/mnt/gs:/run"),
+    ],
+)
 def test_bounds_and_values_of_a_near_type_are_taken(name, value, kept):
     found = getattr(Config(**{name: value}), name)
     assert found == kept and type(found) is type(kept)
 
 
-@pytest.mark.parametrize(("options", "named"), [
-    ({"gpus": (1, 1)}, ["--gpus=1,1"]),
-    ({"gpus": (0, 1), "num_gpus": 3}, ["--num_gpus=3", "--gpus=0,1"]),
-    ({"gpus": (0, 1), "device": "cpu"}, ["--gpus=0,1", "--device=cpu"]),
-    ({"all_reduce": "add_n", "variable_update": "cpu"}, ["--all_reduce=add_n", "--variable_update=auto or mirrored"]),
-    *(({"profile_steps": steps}, ["--profile_steps=", "10,20"]) for steps in ((5, 3), (10,), (1, 2, 3))),
-    *(({"check_towers": text}, [f"--check_towers={text}", "auto, never, or a number from 2 to 64"])
-      for text in ("1", "65", "some")),
-    ({"worker_hosts": "a:1,b:2"}, ["--worker_hosts=a:1,b:2", "--task_index"]),
-    ({"worker_hosts": "a:1,b:2", "task_index": 2}, ["--worker_hosts=a:1,b:2", "--task_index=2"]),
-    ({"worker_hosts": "a:1,b", "task_index": 0}, ["--worker_hosts=a:1,b", "host:port"]),
-    ({"worker_hosts": "a:1,a:1", "task_index": 0}, ["--worker_hosts=a:1,a:1", "twice"]),
-    ({"wait_for_workers": True}, ["--wait_for_workers", "--train_dir"]),
-    ({"elastic": "2:3"}, ["--elastic=2:3", "--train_dir"]),
-    *(({"elastic": text, "train_dir": "x"}, [f"--elastic={text}: it must be MIN:MAX"])
-      for text in ("3", "0:2", "3:2", "1:2:3", "a:b")),
-    ({"elastic": "2:3", "train_dir": "x", **TWO_HOSTS}, ["--elastic=2:3: there are 2 workers"]),
-    *(({"lr_schedule": "points", "lr_points": text}, [f"--lr_points={text}: {part} must be SHARE:VALUE, "])
-      for text, part in [("0:1:2", "'0:1:2'"), ("0:one", "'0:one'"), ("0:1,0.5:1,0.5:2", "'0.5:2'"),
-                         ("0:1,1.01:2", "'1.01:2'"), ("0:1,1:-1", "'1:-1'"), ("0:nan", "'0:nan'")]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"gpus": (1, 1)}, ["--gpus=1,1"]),
+        ({"gpus": (0, 1), "num_gpus": 3}, ["--num_gpus=3", "--gpus=0,1"]),
+        ({"gpus": (0, 1), "device": "cpu"}, ["--gpus=0,1", "--device=cpu"]),
+        (
+            {"all_reduce": "add_n", "variable_update": "cpu"},
+            ["--all_reduce=add_n", "--variable_update=auto or mirrored"],
+        ),
+        *(({"profile_steps": steps}, ["--profile_steps=", "10,20"]) for steps in ((5, 3), (10,), (1, 2, 3))),
+        *(
+            ({"check_towers": text}, [f"--check_towers={text}", "auto, never, or a number from 2 to 64"])
+            for text in ("1", "65", "some")
+        ),
+        ({"worker_hosts": "a:1,b:2"}, ["--worker_hosts=a:1,b:2", "--task_index"]),
+        ({"worker_hosts": "a:1,b:2", "task_index": 2}, ["--worker_hosts=a:1,b:2", "--task_index=2"]),
+        ({"worker_hosts": "a:1,b", "task_index": 0}, ["--worker_hosts=a:1,b", "host:port"]),
+        ({"worker_hosts": "a:1,a:1", "task_index": 0}, ["--worker_hosts=a:1,a:1", "twice"]),
+        ({"wait_for_workers": True}, ["--wait_for_workers", "--train_dir"]),
+        ({"elastic": "2:3"}, ["--elastic=2:3", "--train_dir"]),
+        *(
+            ({"elastic": text, "train_dir": "x"}, [f"--elastic={text}: it must be MIN:MAX"])
+            for text in ("3", "0:2", "3:2", "1:2:3", "a:b")
+        ),
+        ({"elastic": "2:3", "train_dir": "x", **TWO_HOSTS}, ["--elastic=2:3: there are 2 workers"]),
+        *(
+            ({"lr_schedule": "points", "lr_points": text}, [f"--lr_points={text}: {part} must be SHARE:VALUE, "])
+            for text, part in [
+                ("0:1:2", "'0:1:2'"),
+                ("0:one", "'0:one'"),
+                ("0:1,0.5:1,0.5:2", "'0.5:2'"),
+                ("0:1,1.01:2", "'1.01:2'"),
+                ("0:1,1:-1", "'1:-1'"),
+                ("0:nan", "'0:nan'"),
+            ]
+        ),
+    ],
+)
 def test_options_that_do_not_go_together_are_refused_by_name(options, named):
     message = refusal(**options)
     assert all(word in message for word in named) and "\n" not in message

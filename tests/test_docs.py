@@ -26,13 +26,30 @@ PAGES = {name: path.read_text() for name, path in PATHS.items()}
 WAYS = {"by index": "arrays.fetcher", "TFRecord": "tf_records", "tf.data": "tf_data"}
 CONFIG = dict(
     num_gpus=2, batch_size=16, optimizer="adam", learning_rate=0.01, summary_every_steps=0, check_towers="never"
-)  # fmt: skip
+)
 NETWORK = "VGG16"  # in place of others, of which a tower takes up to ten seconds to build
 OTHERS = {  # of scripts and other programs
-    "cases", "check", "count", "data_dir", "durations", "evaluator", "flagfile", "help", "logdir", "minutes", "no-kill",
-    "recipe", "seed", "seeds", "steps", "tf_xla_deterministic_cluster_names",
-    "tf_xla_persistent_cache_directory", "thorough", "trials", "workers",
-}  # fmt: skip
+    "cases",
+    "check",
+    "count",
+    "data_dir",
+    "durations",
+    "evaluator",
+    "flagfile",
+    "help",
+    "logdir",
+    "minutes",
+    "no-kill",
+    "recipe",
+    "seed",
+    "seeds",
+    "steps",
+    "tf_xla_deterministic_cluster_names",
+    "tf_xla_persistent_cache_directory",
+    "thorough",
+    "trials",
+    "workers",
+}
 
 
 def blocks(page):
@@ -217,9 +234,14 @@ def test_benchmarks_succeed(line, place, command):
 @pytest.mark.parametrize("page", PAGES)
 def test_options_paths_and_links_are_there(page):
     classes = (
-        Config, EvaluateOptions, config.ExportOptions, config.PredictOptions, BenchmarkOptions,
-        image_folder.FolderOptions, Cifar10Options,
-    )  # fmt: skip
+        Config,
+        EvaluateOptions,
+        config.ExportOptions,
+        config.PredictOptions,
+        BenchmarkOptions,
+        image_folder.FolderOptions,
+        Cifar10Options,
+    )
     known = {field.name for cls in classes for field in dataclasses.fields(cls)} | OTHERS
     for name in re.findall(r"(?<![\w-])--([a-z][\w-]*)", PAGES[page]):
         assert name in known or name.removeprefix("no") in known, name

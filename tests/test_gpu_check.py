@@ -33,5 +33,8 @@ def test_sections_that_fail_or_crash_are_lines_and_not_the_end(tmp_path):
     lines = output.splitlines()
     assert lines[:2] == ["== machine", "FAILED x"] and lines[2].startswith("FAILED: status 1 (")
     assert lines[3] == "== frontends" and lines[-1].startswith("FAILED: status 134 (")
-    assert check(tmp_path, "engine") == (2, f"{jobs.ROOT}/scripts/gpu_check: error: engine: give --out=DIR, "
-                                            "--minutes=N, machine, towers, runs or frontends.\n")  # fmt: skip
+    assert check(tmp_path, "engine") == (
+        2,
+        f"{jobs.ROOT}/scripts/gpu_check: error: engine: give --out=DIR, "
+        "--minutes=N, machine, towers, runs or frontends.\n",
+    )

@@ -9,8 +9,20 @@ import pytest
 
 # From the top: a module may import what stands below it, and nothing above it.
 PACKAGES = ("fronts", "bench", "run", "proof", "inference", "cluster", "run_dir", "graph", "data", "options")
-VOCABULARY = {"errors", "console", "config", "examples", "workload", "layers", "normalization", "initializers",
-              "host", "files", "measures", "user_functions"}  # fmt: skip
+VOCABULARY = {
+    "errors",
+    "console",
+    "config",
+    "examples",
+    "workload",
+    "layers",
+    "normalization",
+    "initializers",
+    "host",
+    "files",
+    "measures",
+    "user_functions",
+}
 OF_VOCABULARY = {
     "options",
     "data.arrays",

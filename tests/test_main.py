@@ -68,11 +68,16 @@ def test_lines_that_a_terminal_has_no_letters_for_are_printed_all_the_same(monke
     assert written.getvalue() == b"run: caf\\xe9\\udcff\n"
 
 
-@pytest.mark.parametrize(("words", "signalled", "is_final", "is_started_again"), [
-    ([], False, False, False), (["--wait_for_workers"], True, False, False),
-    (["--wait_for_workers"], False, False, True), (["--elastic=2:3"], False, True, False),
-    (["--elastic=2:3"], False, False, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "signalled", "is_final", "is_started_again"),
+    [
+        ([], False, False, False),
+        (["--wait_for_workers"], True, False, False),
+        (["--wait_for_workers"], False, False, True),
+        (["--elastic=2:3"], False, True, False),
+        (["--elastic=2:3"], False, False, True),
+    ],
+)
 def test_whoever_is_stuck_starts_again_if_it_is_to_wait_and_was_not_told_to_end(
     words, signalled, is_final, is_started_again, tmp_path, monkeypatch, capfd
 ):

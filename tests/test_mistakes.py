@@ -28,7 +28,8 @@ CASES = {  # {what: (fields of the workload, the line)}
     "examples: no function": (dict(examples=5), r"examples is 5 \(int\). Let it be a function of \(request\)"),
     "open: None": (dict(examples=lambda r: Examples("mine", 9, lambda: None)), "mine: open returned None. Let it"),
     "elements: None": (
-        dict(examples=lambda r: Examples("mine", 9, None, elements=lambda: None)), "mine: elements returned None.",
+        dict(examples=lambda r: Examples("mine", 9, None, elements=lambda: None)),
+        "mine: elements returned None.",
     ),
     "inference: numpy": (dict(inference=lambda x, t: np.ones([8, 3])), r"returned numpy array float64 \(8, 3\)"),
     "inference: of features only": (dict(inference=lambda x: x), r"inference is a function of \(x\) \(too many "),
@@ -39,13 +40,14 @@ CASES = {  # {what: (fields of the workload, the line)}
     "prepare: None": (dict(prepare=lambda x: None, augment=None), "prepare returned None"),
     "views: None": (dict(test_time_augmentation=lambda x: None), "test_time_augmentation returned None. Let it ret"),
     "metrics: a name that is no text": (
-        dict(metrics=lambda o, y: {1: tf.ones([8])}), r"metrics returned a dict of 1: tensor float32 \(8,\). Let it r",
+        dict(metrics=lambda o, y: {1: tf.ones([8])}),
+        r"metrics returned a dict of 1: tensor float32 \(8,\). Let it r",
     ),
     "a label that no sample shows": (
         dict(examples=late),
         r"fails on examples of late \(step \d+, positions \d+ to \d+ of the stream of examples\): Received a label va",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("fields", "line"), CASES.values(), ids=CASES)

@@ -63,9 +63,13 @@ def tree(tmp_path):
 def run_script(tree, *words, script="train", **variables):
     kept = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH", "PYTHON")}
     return subprocess.run(
-        [shutil.which("bash"), str(tree / "scripts" / script), *words], cwd=tree.parent, env=kept | variables,
-        capture_output=True, text=True, timeout=jobs.WAIT_SECS,
-    )  # fmt: skip
+        [shutil.which("bash"), str(tree / "scripts" / script), *words],
+        cwd=tree.parent,
+        env=kept | variables,
+        capture_output=True,
+        text=True,
+        timeout=jobs.WAIT_SECS,
+    )
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
@@ -226,8 +230,9 @@ sys.exit(7 - place["task"]["index"])"""
 
     def local_cluster(*words):
         command = [sys.executable, LOCAL_CLUSTER, *words]
-        return subprocess.run(command, env=jobs.environment(), text=True, capture_output=True, cwd=tmp_path,
-                              timeout=jobs.WAIT_SECS)  # fmt: skip
+        return subprocess.run(
+            command, env=jobs.environment(), text=True, capture_output=True, cwd=tmp_path, timeout=jobs.WAIT_SECS
+        )
 
     done = local_cluster("--workers=3", "--evaluator", "--", "python", "-c", source, "--workers=9", "--")
     tasks = {f"worker {i}": {"type": "worker", "index": i} for i in range(3)}

@@ -40,12 +40,16 @@ def test_a_module_of_the_current_directory_is_found_and_its_own_mistakes_are_not
         workload.load("broken_one")
 
 
-@pytest.mark.parametrize(("path", "words"), [
-    *((path, "there is no module ") for path in ("no_such", "cifar10.no_such", "", ".cifar10", ":X", "a-b")),
-    ("a/b.py", "Did you mean a.b?"), ("fashion_mnist", "Did you mean tower_train.workloads.fashion_mnist?"),
-    ("mine:NONE", "mine has no tower_train.Workload named NONE. Define one"),
-    ("json", "json has no tower_train.Workload named WORKLOAD. Define one"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        *((path, "there is no module ") for path in ("no_such", "cifar10.no_such", "", ".cifar10", ":X", "a-b")),
+        ("a/b.py", "Did you mean a.b?"),
+        ("fashion_mnist", "Did you mean tower_train.workloads.fashion_mnist?"),
+        ("mine:NONE", "mine has no tower_train.Workload named NONE. Define one"),
+        ("json", "json has no tower_train.Workload named WORKLOAD. Define one"),
+    ],
+)
 def test_a_path_that_leads_to_no_workload_is_refused(modules, path, words):
     with pytest.raises(errors.ConfigError) as error:
         workload.load(path)
@@ -159,8 +163,9 @@ def configured(options):
     recipe = {"learning_rate": 0.02, "epochs": 3.0, "batch_size": 4}
     recipe |= {"learning_rate": 0.5, "batch_size": 2} if options.shift == 9 else {}
     recipes = {"far": {"shift": 9.0}, "near": {"shift": 0.5}}
-    return Workload("optional", toy_workload.load, network, options=options, configure=configured, recipe=recipe,
-                    recipes=recipes)  # fmt: skip
+    return Workload(
+        "optional", toy_workload.load, network, options=options, configure=configured, recipe=recipe, recipes=recipes
+    )
 
 
 OPTIONAL = configured(ToyOptions())
@@ -177,15 +182,18 @@ def test_a_workloads_options_stand_beside_the_trainers_in_any_order():
     assert (config.seed, config.num_gpus) == (3, 2)
 
 
-@pytest.mark.parametrize(("words", "text"), [
-    (["--momentum=0.8"], "--momentum=0.8 needs --optimizer=momentum or muon."),
-    (["--shift=-1"], "--shift=-1: it must be a number at least 0."),
-    (["--shft=1"], "There is no option --shft. Did you mean --shift?"),
-    (["--recipe=fra"], "--recipe=fra: workload optional has the recipes far, near."),
-    (["--recipe=far", "--shift=1"], "--recipe=far and --shift=1.0 exclude each other: the recipe has --shift=9.0."),
-    (["--workload=toy_workload", "--recipe=far"], "--recipe=far: workload toy has no recipes."),
-    ([f"--workload={__name__}:GREEDY"], f"--workload={__name__}:GREEDY has an option --seed, as the trainer has"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--momentum=0.8"], "--momentum=0.8 needs --optimizer=momentum or muon."),
+        (["--shift=-1"], "--shift=-1: it must be a number at least 0."),
+        (["--shft=1"], "There is no option --shft. Did you mean --shift?"),
+        (["--recipe=fra"], "--recipe=fra: workload optional has the recipes far, near."),
+        (["--recipe=far", "--shift=1"], "--recipe=far and --shift=1.0 exclude each other: the recipe has --shift=9.0."),
+        (["--workload=toy_workload", "--recipe=far"], "--recipe=far: workload toy has no recipes."),
+        ([f"--workload={__name__}:GREEDY"], f"--workload={__name__}:GREEDY has an option --seed, as the trainer has"),
+    ],
+)
 def test_mistakes_are_told_as_those_in_the_trainers_options(words, text):
     with pytest.raises(errors.ConfigError) as raised:
         parse(*words)
@@ -228,6 +236,8 @@ def test_a_run_keeps_its_options_and_evaluation_uses_them(tmp_path):
     assert train(6, shift=2.0, loud=True).step == 6
     [found] = tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir=str(tmp_path)))
     features, labels = element_workloads.arrays("test")
-    right, other = (np.mean(np.argmax(jobs.toy_logits(jobs.variables(tmp_path), features + shift), axis=1) == labels)
-                    for shift in (2.0, 0.0))  # fmt: skip
+    right, other = (
+        np.mean(np.argmax(jobs.toy_logits(jobs.variables(tmp_path), features + shift), axis=1) == labels)
+        for shift in (2.0, 0.0)
+    )
     assert found.metrics["precision @ 1"].mean == pytest.approx(right) and right != other

@@ -97,7 +97,8 @@ def compared(workload, examples, **options):
     """The comparison of a workload's towers, two unless told, with one, as at the start of a run."""
     from tower_train.proof import towers
 
-    config = workload.config(**dict(num_gpus=2, device="cpu", optimizer="momentum", learning_rate=0.01,
-                                    summary_every_steps=0) | options)  # fmt: skip
+    config = workload.config(
+        **dict(num_gpus=2, device="cpu", optimizer="momentum", learning_rate=0.01, summary_every_steps=0) | options
+    )
     graph = build(workload, examples, config, devices.place(config))
     return towers.compare_towers(workload, examples, config, graph)

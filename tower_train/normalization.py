@@ -129,9 +129,14 @@ def _normalized(inputs, gamma, beta, mean, variance, epsilon: float) -> tf.Tenso
 def _fused(inputs, gamma, beta, epsilon: float) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns the outputs and the batch's mean and variance by one fused operation, which is faster."""
     found = tf.raw_ops.FusedBatchNormV3(
-        x=inputs, scale=gamma, offset=beta, mean=tf.constant([], gamma.dtype), variance=tf.constant([], gamma.dtype),
-        epsilon=epsilon, is_training=True,
-    )  # fmt: skip
+        x=inputs,
+        scale=gamma,
+        offset=beta,
+        mean=tf.constant([], gamma.dtype),
+        variance=tf.constant([], gamma.dtype),
+        epsilon=epsilon,
+        is_training=True,
+    )
     count = tf.cast(tf.size(inputs) // inputs.shape[-1], gamma.dtype)
     # It divides by n - 1 if n > 1.
     return found.y, found.batch_mean, found.batch_variance * (tf.maximum(count - 1, 1) / count)
@@ -227,10 +232,15 @@ def _scaled_and_summed(grad, inputs, mean, scale) -> tuple[tf.Tensor, tf.Tensor,
 
     def kernel(inputs, grad, mean, scale):
         found = tf.raw_ops.FusedBatchNormGradV3(
-            y_backprop=grad, x=inputs, scale=scale, reserve_space_1=mean,
+            y_backprop=grad,
+            x=inputs,
+            scale=scale,
+            reserve_space_1=mean,
             reserve_space_2=tf.fill(tf.shape(mean), tf.constant(1 - _EPSILON, mean.dtype)),
-            reserve_space_3=tf.constant([], mean.dtype), epsilon=_EPSILON, is_training=False,
-        )  # fmt: skip
+            reserve_space_3=tf.constant([], mean.dtype),
+            epsilon=_EPSILON,
+            is_training=False,
+        )
         return found.x_backprop, found.offset_backprop, found.scale_backprop
 
     def plain(inputs, grad, mean, scale):

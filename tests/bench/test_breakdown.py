@@ -26,8 +26,12 @@ def test_parts_that_follow_each_other_take_their_own_time_and_share_it_if_they_r
     update = "train/then/_9/GradientDescent/update_w/ResourceApplyGradientDescent"
     towers = ("tower_0/Conv2D", 12.0, 17.0), ("average_gradients/AddN", 17.0, 17.5)
     assert seconds_of(("IteratorGetNext", 10.0, 12.0), *towers, (update, 18.0, 19.0)) == {
-        "input wait": 2.0, "tower_0": 5.0, "average_gradients": 0.5, "no operation running": 0.5, "train": 1.0,
-    }  # fmt: skip
+        "input wait": 2.0,
+        "tower_0": 5.0,
+        "average_gradients": 0.5,
+        "no operation running": 0.5,
+        "train": 1.0,
+    }
     towers = ("tower_0/Conv2D", 1.0, 3.0), ("tower_0/MatMul", 1.0, 2.0), ("tower_1/Conv2D", 2.0, 4.0)
     found = seconds_of(("IteratorGetNext", 0.0, 4.0), *towers)
     assert found == pytest.approx({"input wait": 1.0, "tower_0": 1.5, "tower_1": 1.5})
@@ -40,9 +44,13 @@ def trace(devices):
         of_device = metadata.step_stats.dev_stats.add(device=device)
         for name, label, start, end in nodes:
             of_device.node_stats.add(
-                node_name=name, timeline_label=label, all_start_micros=start - 2, op_start_rel_micros=2,
-                op_end_rel_micros=end - start + 2, all_end_rel_micros=end - start + 5,
-            )  # fmt: skip
+                node_name=name,
+                timeline_label=label,
+                all_start_micros=start - 2,
+                op_start_rel_micros=2,
+                op_end_rel_micros=end - start + 2,
+                all_end_rel_micros=end - start + 5,
+            )
     return metadata
 
 
@@ -66,8 +74,9 @@ def test_a_step_of_the_trainer_has_all_parts(cifar10_dir, tmp_path, monkeypatch)
     lines = breakdown.run(BenchmarkOptions(out=str(tmp_path), **options))
     assert lines[-2] == f"Written:  {tmp_path / 'breakdown.json'}, {tmp_path / 'trace-2.json'}"
     assert [line.partition(":")[0] for line in lines if "toy" in line] == [
-        "A step of a toy network in a run", "A step of a toy network as a bare callable",
-    ]  # fmt: skip
+        "A step of a toy network in a run",
+        "A step of a toy network as a bare callable",
+    ]
     content = json.loads((tmp_path / "breakdown.json").read_text())
     (found,) = content["breakdowns"]
     found = attribution.Breakdown(**found)

@@ -24,11 +24,14 @@ def names(common=COMMON, **options):
 
 def test_patterns_choose_sides():
     assert names(systems="port,tower_train/2*") == [
-        "port", "tower_train/2 towers/float32", "tower_train/2 towers/bfloat16",
-    ]  # fmt: skip
+        "port",
+        "tower_train/2 towers/float32",
+        "tower_train/2 towers/bfloat16",
+    ]
     assert names(systems="*/2*/float16,ceiling/float16*", towers=(1, 2)) == [
-        "tower_train/2 towers/float16", "ceiling/float16 matrix product",
-    ]  # fmt: skip
+        "tower_train/2 towers/float16",
+        "ceiling/float16 matrix product",
+    ]
 
 
 def test_towers_train_by_momentum_as_their_rivals_and_with_muon_in_sides_of_their_own():
@@ -75,8 +78,10 @@ def test_a_figure_shows_sides_by_name_and_a_panel_for_each_part(tmp_path):
 
     def texts(**options):
         parts = sides.parts(BenchmarkOptions(**options), COMMON, RIVALS)
-        rows = {title: measure.compare([Result(side, {0: 1000.0, 1: 1050.0}) for side in chosen])
-                for title, chosen in parts.items()}  # fmt: skip
+        rows = {
+            title: measure.compare([Result(side, {0: 1000.0, 1: 1050.0}) for side in chosen])
+            for title, chosen in parts.items()
+        }
         svg, png = plots.draw(rows, tmp_path / "figure")
         assert png.read_bytes().startswith(b"\x89PNG")
         return {"".join(element.itertext()).strip() for element in xml.parse(svg).iter() if element.tag[-5:] == "}text"}
@@ -108,8 +113,12 @@ def test_a_ratio_is_the_median_of_the_ratios_within_the_rounds():
 
 
 def test_the_share_of_the_ceiling_is_of_the_same_arithmetic():
-    sides = [result("single", [8.0, 9.0, 7.0]), result("half", [8.0, 9.0, 7.0], dtype="bfloat16"),
-             ceiling([10.0] * 3), ceiling([40.0] * 3, "bfloat16")]  # fmt: skip
+    sides = [
+        result("single", [8.0, 9.0, 7.0]),
+        result("half", [8.0, 9.0, 7.0], dtype="bfloat16"),
+        ceiling([10.0] * 3),
+        ceiling([40.0] * 3, "bfloat16"),
+    ]
     rows = {row.side.name: row for row in measure.compare(sides)}
     assert (rows["single"].share.median, rows["single"].ceiling) == pytest.approx((0.8, 10.0))
     assert (rows["half"].share.median, rows["half"].ceiling) == pytest.approx((0.2, 40.0))

@@ -106,8 +106,10 @@ def test_crops_are_those_of_the_padded_image():
 def test_every_shift_flip_and_square_is_numpys(augment, most, square):
     """All 25 or 81 shifts, flipped and not, in an even and in an odd epoch; and the least and greatest numbers."""
     places = [(i, (i + 0.5) / (2 * most + 1)) for i in range(2 * most + 1)]
-    cases = [*itertools.product(places, places, (0, 1), (6, 7), (0, 1)),
-             *(((i, number), (i, number), 0, 6, 0) for i, number in ((0, LEAST), (2 * most, MOST)))]  # fmt: skip
+    cases = [
+        *itertools.product(places, places, (0, 1), (6, 7), (0, 1)),
+        *(((i, number), (i, number), 0, 6, 0) for i, number in ((0, LEAST), (2 * most, MOST))),
+    ]
     rows, columns, bits, epochs, chosen = map(np.array, zip(*cases, strict=True))
     numbers = np.stack([rows[:, 1], columns[:, 1]], axis=1)
     of_square = numbers[::-1]

@@ -86,11 +86,14 @@ def draw(batch, height, width, channels, filters, taps, dtype=np.float64):
 @pytest.mark.parametrize(
     ("dtype", "shape"),
     [
-        (np.float64, (3, 12, 12, 8, 6, (5, 5))), (np.float64, (1, 1, 3, 2, 2, (5, 1))),
-        (np.float64, (2, 25, 9, 2, 3, (9, 7))), (np.float64, (1, 2, 3, 2, 2, (7, 9))),
-        (np.float32, (4, 6, 5, 16, 24, (3, 5))), (BFLOAT16, (4, 6, 5, 16, 24, (3, 5))),
+        (np.float64, (3, 12, 12, 8, 6, (5, 5))),
+        (np.float64, (1, 1, 3, 2, 2, (5, 1))),
+        (np.float64, (2, 25, 9, 2, 3, (9, 7))),
+        (np.float64, (1, 2, 3, 2, 2, (7, 9))),
+        (np.float32, (4, 6, 5, 16, 24, (3, 5))),
+        (BFLOAT16, (4, 6, 5, 16, 24, (3, 5))),
     ],
-)  # fmt: skip
+)
 def test_every_algorithm_has_the_direct_convolutions_outputs_and_gradients(dtype, shape):
     """As TensorFlow computes them in float64. In bfloat16 spectra are rounded a few times, the others once."""
     tensors = draw(*shape, dtype)
@@ -145,10 +148,13 @@ def test_dtype_and_processor_name_the_algorithm(tmp_path, monkeypatch):
     """Few channels are not worth the transforms."""
     monkeypatch.setattr(host, "CPUINFO", tmp_path / "cpuinfo")
     for dtype, flags, algorithm in (
-        ("float32", "amx_bf16", SPECTRA), ("float64", "", SPECTRA), ("float16", "", Algorithm(True, in_float32=True)),
-        ("bfloat16", "avx512_bf16 amx_bf16", JOINED), ("bfloat16", "avx512_bf16", SPECTRA),
+        ("float32", "amx_bf16", SPECTRA),
+        ("float64", "", SPECTRA),
+        ("float16", "", Algorithm(True, in_float32=True)),
+        ("bfloat16", "avx512_bf16 amx_bf16", JOINED),
+        ("bfloat16", "avx512_bf16", SPECTRA),
         ("bfloat16", "avx512f", Algorithm(True, in_float32=True)),
-    ):  # fmt: skip
+    ):
         host.CPUINFO.write_text(f"flags : fpu {flags}\n")
         assert fastest(tf.as_dtype(dtype), 64) == algorithm, (dtype, flags)
         assert fastest(tf.as_dtype(dtype), 24) == algorithm._replace(by_spectra=False)

@@ -55,10 +55,14 @@ def drawn(default_dir, monkeypatch):
 @pytest.mark.parametrize(
     ("dataset", "named", "below"),
     [
-        ("auto", False, ""), ("auto", True, source.FOLDER), ("cifar10", True, ""),
-        ("auto", False, None), ("cifar10", False, None), ("cifar10", True, None),
+        ("auto", False, ""),
+        ("auto", True, source.FOLDER),
+        ("cifar10", True, ""),
+        ("auto", False, None),
+        ("cifar10", False, None),
+        ("cifar10", True, None),
     ],
-)  # fmt: skip
+)
 def test_cifar10_is_used_where_it_lies_or_downloaded_once(
     network, cifar10_dir, default_dir, tmp_path, dataset, named, below
 ):
@@ -107,11 +111,15 @@ def test_what_is_not_there_or_not_whole_is_an_error_and_no_download(network, cif
     assert network == []
 
 
-@pytest.mark.parametrize(("environment", "expected"), [
-    ({"TOWER_TRAIN_DATA": "/data", "XDG_CACHE_HOME": "/cache"}, "/data"),
-    ({"TOWER_TRAIN_DATA": "~/data"}, "/home/me/data"), ({"XDG_CACHE_HOME": "/cache"}, "/cache/tower_train"),
-    ({"TOWER_TRAIN_DATA": "", "XDG_CACHE_HOME": ""}, "/home/me/.cache/tower_train"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"TOWER_TRAIN_DATA": "/data", "XDG_CACHE_HOME": "/cache"}, "/data"),
+        ({"TOWER_TRAIN_DATA": "~/data"}, "/home/me/data"),
+        ({"XDG_CACHE_HOME": "/cache"}, "/cache/tower_train"),
+        ({"TOWER_TRAIN_DATA": "", "XDG_CACHE_HOME": ""}, "/home/me/.cache/tower_train"),
+    ],
+)
 def test_default_directory_follows_the_environment(monkeypatch, environment, expected):
     monkeypatch.setattr(os, "environ", {"HOME": "/home/me"} | environment)
     assert str(directories.default_directory()) == expected

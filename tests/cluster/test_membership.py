@@ -53,8 +53,9 @@ def test_a_chief_whose_run_is_ended_by_a_worker_that_dies_of_it_has_saved_and_is
         assert workers[0].process.wait(jobs.WAIT_SECS) in (138, 128 + first), workers[0].output()
         assert workers[1].process.wait(jobs.WAIT_SECS) in (-9, 128 + first)
     result = jobs.read_json(tmp_path, "result.json") if (tmp_path / "result.json").exists() else {}
-    assert result.get("stopped_by") != "last step" and all(step % 5 == 0 or step == result["step"]
-                                                           for step in jobs.saved_steps(tmp_path))  # fmt: skip
+    assert result.get("stopped_by") != "last step" and all(
+        step % 5 == 0 or step == result["step"] for step in jobs.saved_steps(tmp_path)
+    )
 
 
 def test_a_worker_whose_input_hangs_while_it_lives_is_named_and_all_leave(tmp_path):
@@ -245,11 +246,14 @@ def test_a_worker_whose_address_leads_elsewhere_is_refused_or_says_so(capsys):
 INCARNATION = "Device /cpu:0 current incarnation doesn't match with one in the group"
 
 
-@pytest.mark.parametrize(("error", "timeout_secs", "expected"), [
-    (tf.errors.FailedPreconditionError(None, None, f"Graph execution error:\n\n{INCARNATION}"), 0.5, INCARNATION),
-    (tf.errors.UnavailableError(None, None, "Connection reset by peer"), 0.5, "Connection reset by peer"),
-    (RuntimeError("mine"), 600.0, None),  # of a user's hook
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "timeout_secs", "expected"),
+    [
+        (tf.errors.FailedPreconditionError(None, None, f"Graph execution error:\n\n{INCARNATION}"), 0.5, INCARNATION),
+        (tf.errors.UnavailableError(None, None, "Connection reset by peer"), 0.5, "Connection reset by peer"),
+        (RuntimeError("mine"), 600.0, None),  # of a user's hook
+    ],
+)
 def test_a_connection_that_is_lost_without_a_missing_worker_is_a_reason_to_start_all_again(
     error, timeout_secs, expected
 ):

@@ -23,17 +23,20 @@ class Chief:
         return self.rendezvous.choose(ready)
 
 
-@pytest.mark.parametrize(("chief", "looks"), [
-    ({}, [((4, 1, 3), 0, (0, 1, 3, 4))]),  # all that may take part begin at once
-    ({}, [((4, 1, 2, 3), 0, (0, 1, 2, 3))]),  # and others are spare
-    (dict(sizes=(1, 1)), [((), 0, (0,))]),
-    # Fewer begin when nobody has come for a while.
-    ({}, [((), 29, None), ((3,), 0, None), ((1, 3), 29, None), ((1, 3), 29, None), ((1, 3), 2, (0, 1, 3))]),
-    # Those that are left of a start begin at once.
-    (dict(group=(0, 2, 3)), [((2,), 0, None), ((2, 3), 0, (0, 2, 3))]),
-    (dict(sizes=(3, 4), group=(0, 2)), [((2,), 0, None), ((2,), 31, None), ((2, 4), 0, (0, 2, 4))]),
-    (dict(idle_starts=9), [((1, 2, 3), 0, (0, 1, 2, 3))]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("chief", "looks"),
+    [
+        ({}, [((4, 1, 3), 0, (0, 1, 3, 4))]),  # all that may take part begin at once
+        ({}, [((4, 1, 2, 3), 0, (0, 1, 2, 3))]),  # and others are spare
+        (dict(sizes=(1, 1)), [((), 0, (0,))]),
+        # Fewer begin when nobody has come for a while.
+        ({}, [((), 29, None), ((3,), 0, None), ((1, 3), 29, None), ((1, 3), 29, None), ((1, 3), 2, (0, 1, 3))]),
+        # Those that are left of a start begin at once.
+        (dict(group=(0, 2, 3)), [((2,), 0, None), ((2, 3), 0, (0, 2, 3))]),
+        (dict(sizes=(3, 4), group=(0, 2)), [((2,), 0, None), ((2,), 31, None), ((2, 4), 0, (0, 2, 4))]),
+        (dict(idle_starts=9), [((1, 2, 3), 0, (0, 1, 2, 3))]),
+    ],
+)
 def test_who_begins(chief, looks):
     chief = Chief(**chief)
     assert [chief.choose(*ready, after=secs) for ready, secs, _ in looks] == [group for *_, group in looks]
@@ -41,9 +44,13 @@ def test_who_begins(chief, looks):
 
 def test_a_start_is_prepared_for_a_group_of_allowed_size_with_oneself():
     for task, group, sizes, expected in (
-        (0, (), (2, 4), [0, 1, 2, 3]), (4, (), (2, 4), [1, 2, 3, 4]), (0, (0, 2, 3), (2, 4), [0, 2, 3]),
-        (0, (0,), (2, 4), [0, 1, 2, 3]), (4, (0,), (3, 4), [1, 2, 3, 4]), (0, (0, 2, 4), (1, 2), [0, 2]),
-    ):  # fmt: skip
+        (0, (), (2, 4), [0, 1, 2, 3]),
+        (4, (), (2, 4), [1, 2, 3, 4]),
+        (0, (0, 2, 3), (2, 4), [0, 2, 3]),
+        (0, (0,), (2, 4), [0, 1, 2, 3]),
+        (4, (0,), (3, 4), [1, 2, 3, 4]),
+        (0, (0, 2, 4), (1, 2), [0, 2]),
+    ):
         policy = Policy(SETTLE_SECS, START_TIMEOUT_SECS, sizes=sizes)
         assert Rendezvous(Task(HOSTS, task), policy, Memory(group)).expected == expected
 
@@ -63,9 +70,12 @@ def test_too_few_wait_and_then_leave_for_good(capsys):
 def test_who_waits_is_taken_in_once_the_others_have_trained_for_a_while():
     rendezvous = Chief().rendezvous
     for group, ready, trained_secs, grows in (
-        ((0, 1), [2], 31, True), ((0, 1), [2], 30, False), ((0, 1), [2], None, False), ((0, 1), [], 31, False),
+        ((0, 1), [2], 31, True),
+        ((0, 1), [2], 30, False),
+        ((0, 1), [2], None, False),
+        ((0, 1), [], 31, False),
         ((0, 1, 2, 3), [4], 31, False),
-    ):  # fmt: skip
+    ):
         assert rendezvous.is_to_grow(group, ready, trained_secs) == grows
 
 
@@ -77,9 +87,11 @@ def test_starts_that_come_to_no_step_have_an_end():
 
 def test_who_is_told_to_end_leaves_the_others_of_an_elastic_cluster_and_ends_all_of_another():
     for sizes, reasons, expected in (
-        ((2, 4), {1: "SIGTERM", 2: None}, RESIZED), (None, {1: "SIGTERM", 2: None}, "SIGTERM"), (None, {1: None}, None),
+        ((2, 4), {1: "SIGTERM", 2: None}, RESIZED),
+        (None, {1: "SIGTERM", 2: None}, "SIGTERM"),
+        (None, {1: None}, None),
         ((2, 4), {1: RESIZED, 2: "a session hook"}, "a session hook"),
-    ):  # fmt: skip
+    ):
         rendezvous = Chief(sizes=sizes).rendezvous
         assert rendezvous.agreed_reason(None, reasons) == expected
         assert rendezvous.leaving == ({1} if expected == RESIZED else set())

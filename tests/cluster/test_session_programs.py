@@ -143,14 +143,17 @@ def assert_named(text, outputs):
         assert "Traceback" not in output
 
 
-@pytest.mark.parametrize(("size", "fault", "status", "text"), [
-    (2, "early", 2, "worker 1 (HOST) has ended after step 12, but step 13 waits for it"),
-    (2, "asleep", 138, "worker 1 (HOST) waits for its program or its input: it has no gradients for this step"),
-    (3, "killed", 138, "worker 2 (HOST) is missing: no sign of life"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("size", "fault", "status", "text"),
+    [
+        (2, "early", 2, "worker 1 (HOST) has ended after step 12, but step 13 waits for it"),
+        (2, "asleep", 138, "worker 1 (HOST) waits for its program or its input: it has no gradients for this step"),
+        (3, "killed", 138, "worker 2 (HOST) is missing: no sign of life"),
+    ],
+)
 def test_workers_train_what_numpy_trains_on_all_examples_until_one_is_lost_and_named(
     size, fault, status, text, tmp_path
-):  # fmt: skip
+):
     """From the chief's values, and of three so that one learns who is lost from the chief."""
     with clusters.programs(size, "session_program", str(tmp_path), fault) as workers:
         statuses = [each.process.wait(jobs.WAIT_SECS) for each in workers]

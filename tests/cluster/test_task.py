@@ -102,7 +102,7 @@ def test_slurms_tasks_are_workers_node_after_node(nodes, tasks_per_node, index, 
         (dict(STEP_NODELIST="n[1-999999999]"), "not as in"),
         (dict(STEP_TASKS_PER_NODE="2,2(x"), "SLURM_STEP_TASKS_PER_NODE"),
     ],
-)  # fmt: skip
+)
 def test_slurm_variables_that_cannot_be_are_one_line(changes, reason, monkeypatch):
     set_slurm(monkeypatch, **changes)
     with pytest.raises(errors.ConfigError, match=f"Slurm's variables cannot be understood: .*{reason}") as raised:

@@ -60,9 +60,7 @@ def of_folders(folder, again, pixels=PIXELS, labels=LABELS, name="{}.png"):
 def of_dataset(folder, again, pixels=PIXELS, labels=LABELS, **options):
     """Of shapes, types, the number, and what the user says."""
     pixels = pixels if again else pixels + 1
-    return tf_data.examples(
-        "mine", lambda: tf.data.Dataset.from_tensor_slices((pixels, labels)), **options
-    ).fingerprint  # fmt: skip
+    return tf_data.examples("mine", lambda: tf.data.Dataset.from_tensor_slices((pixels, labels)), **options).fingerprint
 
 
 NEARLY = PIXELS.copy()

@@ -11,8 +11,12 @@ from tower_train.data.image_files import find
 
 CLASSES = ("a b", "blåbær", "cat")
 # Three classes in train and in test, two images of each of three patients and of one patient.
-BOTH = [f"{split}/{name}/patient {i // 2}-{i}{('.png', '.jpg', '.JPEG')[i % 3]}"
-        for split, count in (("train", 6), ("test", 2)) for name in CLASSES for i in range(count)]  # fmt: skip
+BOTH = [
+    f"{split}/{name}/patient {i // 2}-{i}{('.png', '.jpg', '.JPEG')[i % 3]}"
+    for split, count in (("train", 6), ("test", 2))
+    for name in CLASSES
+    for i in range(count)
+]
 TRAIN = BOTH[:18]
 
 
@@ -143,9 +147,11 @@ def test_dog_breed_needs_one_option_which_the_message_names(tmp_path, test):
 
 
 TABLES_OF_OTHERS = [  # separators, line ends, quotes and paths as spreadsheets and Windows write them
-    b"image,class\na.jpg,cat\nb/c.jpg,dog\n", b"image;class\r\na.jpg;cat\r\nb\\c.jpg;dog\r\n",
-    b"\xef\xbb\xbfimage\tclass\r\na\tcat\r\nb\\c\tdog\r\n", b'image,class\r\n"a.jpg","cat"\r\n"b\\c.jpg","dog"\r\n',
-]  # fmt: skip
+    b"image,class\na.jpg,cat\nb/c.jpg,dog\n",
+    b"image;class\r\na.jpg;cat\r\nb\\c.jpg;dog\r\n",
+    b"\xef\xbb\xbfimage\tclass\r\na\tcat\r\nb\\c\tdog\r\n",
+    b'image,class\r\n"a.jpg","cat"\r\n"b\\c.jpg","dog"\r\n',
+]
 
 
 @pytest.mark.parametrize("table", TABLES_OF_OTHERS)
@@ -235,11 +241,14 @@ MISTAKES = [  # files below the root, options, class of the error, words of its 
     (TWO, dict(labels="empty.csv"), errors.DataError, "it is no CSV file with a header"),
     (TWO, NAMES, errors.DataError, "finds images of 0 classes"),
     (TWO, dict(labels="uneven.csv"), errors.DataError, "row 3 of {root}/uneven.csv has 3 cells, its header 2"),
-]  # fmt: skip
+]
 TABLES = dict(
-    two="file,kind\n1.jpg,a\n1.jpg,b\n", one="file,kind\n1.jpg,a\n2,a\n", others="file,kind\nx,a\ny,b\n", empty="",
+    two="file,kind\n1.jpg,a\n1.jpg,b\n",
+    one="file,kind\n1.jpg,a\n2,a\n",
+    others="file,kind\nx,a\ny,b\n",
+    empty="",
     uneven="file,kind\n1.jpg,a\n2.jpg,b,c\n",
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(("names", "options", "error", "words"), MISTAKES)

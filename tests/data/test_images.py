@@ -273,10 +273,18 @@ def test_images_to_evaluate_on_that_are_training_images_are_told(root, cache):
             "2 of 8 images for test are among the training images too, such as cat/copy 0.png: they flatter the result."
         )
     shutil.copy(root / "train/cat/patient 0-0.png", root / "train/cat/again.png")
-    parts = dict(validation_fraction=0.5, seed=next(
-        seed for seed in range(99)
-        if sum("patient 0-0" in name or "again" in name for name in image_files.find(
-            root, "train", 0.5, seed=seed).names if name.startswith("cat")) == 1
-    ))  # fmt: skip
+    parts = dict(
+        validation_fraction=0.5,
+        seed=next(
+            seed
+            for seed in range(99)
+            if sum(
+                "patient 0-0" in name or "again" in name
+                for name in image_files.find(root, "train", 0.5, seed=seed).names
+                if name.startswith("cat")
+            )
+            == 1
+        ),
+    )
     load(root, cache=cache, **parts)
     assert "1 of 10 images for validation are among the training images too" in load(root, "validation", **parts).notice

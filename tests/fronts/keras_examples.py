@@ -103,9 +103,12 @@ def preprocessing_layers():
     """structured_data/structured_data_classification_from_scratch.py: lookups and crossed features in the model."""
     age, kind = keras.Input([1], name="age"), keras.Input([1], name="kind", dtype="int64")
     word = keras.Input([1], name="word", dtype="string")
-    encoded = [layers.Normalization(mean=1.0, variance=2.0)(age), layers.Discretization([-1.0, 0.0, 1.0],
-               output_mode="one_hot")(age), layers.CategoryEncoding(4, output_mode="one_hot")(kind),
-               layers.StringLookup(vocabulary=["a", "b"], output_mode="one_hot")(word),
-               layers.HashedCrossing(6, output_mode="one_hot")((kind, word))]  # fmt: skip
+    encoded = [
+        layers.Normalization(mean=1.0, variance=2.0)(age),
+        layers.Discretization([-1.0, 0.0, 1.0], output_mode="one_hot")(age),
+        layers.CategoryEncoding(4, output_mode="one_hot")(kind),
+        layers.StringLookup(vocabulary=["a", "b"], output_mode="one_hot")(word),
+        layers.HashedCrossing(6, output_mode="one_hot")((kind, word)),
+    ]
     hidden = layers.Dropout(0.5)(layers.Dense(6, "relu")(layers.concatenate(encoded)))
     return keras.Model({"age": age, "kind": kind, "word": word}, layers.Dense(1, "sigmoid")(hidden))

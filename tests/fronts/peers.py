@@ -18,10 +18,17 @@ import types
 
 LIBRARY = "tensorflow_estimator.python.estimator"
 FILES = (
-    "estimator_test", "run_config_test", "exporter_test", "model_fn_test", "training_test", "keras_test",
-    "canned/v1/baseline_test_v1", "canned/v1/dnn_test_fc_v2_v1", "canned/v1/linear_test_v1",
+    "estimator_test",
+    "run_config_test",
+    "exporter_test",
+    "model_fn_test",
+    "training_test",
+    "keras_test",
+    "canned/v1/baseline_test_v1",
+    "canned/v1/dnn_test_fc_v2_v1",
+    "canned/v1/linear_test_v1",
     "canned/v1/dnn_linear_combined_test_v1",
-)  # fmt: skip
+)
 
 
 def put_ours_in_place(folder: pathlib.Path) -> None:

@@ -57,7 +57,7 @@ def config(towers=1, **settings):
                 dnn_hidden_units=[4, 3],
                 n_classes=3,
                 loss_reduction=MEAN,
-            ),  # fmt: skip
+            ),
         ),
     ],
 )

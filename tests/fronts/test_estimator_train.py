@@ -29,8 +29,12 @@ def test_towers_train_the_weights_of_one_device_on_their_joined_batches(tmp_path
     np.testing.assert_allclose(weights_of(estimator), expected_weights(steps, towers), atol=1e-12)
     assert estimator.get_variable_value("global_step") == steps
     assert sorted(estimator.get_variable_names()) == [
-        "bias", "bias/Momentum", "global_step", "weights", "weights/Momentum",
-    ]  # fmt: skip
+        "bias",
+        "bias/Momentum",
+        "global_step",
+        "weights",
+        "weights/Momentum",
+    ]
 
 
 def test_hooks_find_the_first_towers_tensors_by_the_models_own_names_and_end_the_training(tmp_path):

@@ -117,10 +117,14 @@ def trained(cls, towers, folder, update, steps=6, trainings=1):
 
 
 UPDATES = {
-    "minimizes by example": by_example, "scaled": scaled,
-    "around own": minimized(lambda: Around(Own())), "unused": unused, "twice": twice, "in a scope": in_a_scope,
+    "minimizes by example": by_example,
+    "scaled": scaled,
+    "around own": minimized(lambda: Around(Own())),
+    "unused": unused,
+    "twice": twice,
+    "in a scope": in_a_scope,
     "computed": computed,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", UPDATES)

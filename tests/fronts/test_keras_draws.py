@@ -41,8 +41,9 @@ def masks_of(build, steps=1, **options):
             return tf.reduce_mean(outputs) * v1.get_variable("weight", [], outputs.dtype)
 
     with trainings.opened(tower_train.Workload("ones", None, inference, loss), ones, dtype="float64", **options) as (
-        built, session,
-    ):  # fmt: skip
+        built,
+        session,
+    ):
         return np.array([np.concatenate(session.run([seen, built.report])[0], axis=1) for _ in range(steps)])
 
 

@@ -107,8 +107,9 @@ def test_layers_with_tables_look_up_in_each_graph_what_keras_does():
     trainings.assert_same(train(texts, with_tables, 6, num_gpus=2, batch_size=4), one, 1e-6)  # words have no float64
 
     model = with_tables()
-    model.set_weights([np.full(v.shape, 0.1) * np.arange(v.shape[0]).reshape([-1] + [1] * (len(v.shape) - 1))
-                       for v in model.weights])  # fmt: skip
+    model.set_weights(
+        [np.full(v.shape, 0.1) * np.arange(v.shape[0]).reshape([-1] + [1] * (len(v.shape) - 1)) for v in model.weights]
+    )
     network = tower_train.keras_network(lambda: model)
     with tf.Graph().as_default(), v1.Session() as session:
         outputs = network(tf.constant(words), training=False)

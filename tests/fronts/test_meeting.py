@@ -105,15 +105,21 @@ def test_an_error_in_one_tower_ends_the_others_where_they_wait(faulty):
 @pytest.mark.parametrize(
     ("program", "message"),
     [
-        (lambda tower: meeting.meet(0, total, f"place {tower.index // 2}"),
-         "tower_0 is at place 0, .* and tower_2 at place 1. The program must do the same"),
+        (
+            lambda tower: meeting.meet(0, total, f"place {tower.index // 2}"),
+            "tower_0 is at place 0, .* and tower_2 at place 1. The program must do the same",
+        ),
         (lambda tower: tower.index or meeting.meet(0, total, "here"), "tower_1 at the end of its program"),
-        (lambda tower: tf.cond(tf.constant(True), lambda: meeting.meet(0, total, "An update"), lambda: 0),
-         "An update is inside of a branch"),
-        (lambda tower: tf.function(lambda: meeting.meet(0, total, "An update"), autograph=False)(),
-         "is inside of a branch, .*function"),
+        (
+            lambda tower: tf.cond(tf.constant(True), lambda: meeting.meet(0, total, "An update"), lambda: 0),
+            "An update is inside of a branch",
+        ),
+        (
+            lambda tower: tf.function(lambda: meeting.meet(0, total, "An update"), autograph=False)(),
+            "is inside of a branch, .*function",
+        ),
     ],
-)  # fmt: skip
+)
 def test_towers_that_cannot_meet_say_where(program, message):
     with tf.Graph().as_default(), pytest.raises(errors.GraphError, match=message):
         meeting.Towers(HOSTS).run(program)

@@ -105,52 +105,74 @@ use = functools.partial
 SGD = use(settings, make=optimizers.SGD, rate=0.1)
 ISSUES = {  # {issue: (builds the model, the arguments of compile, those of fit)}
     "tensorflow#41657, #36224: 65 examples by 16: the last batch has one": (
-        network, settings, lambda: data(x=numbers(65, 4), y=numbers(65, 3, seed=1)),
+        network,
+        settings,
+        lambda: data(x=numbers(65, 4), y=numbers(65, 3, seed=1)),
     ),
     "tensorflow#45594: a batch with fewer examples than replicas": (
-        network, settings, lambda: dict(x=tf.data.Dataset.from_tensors((numbers(1, 4), numbers(1, 3)))),
+        network,
+        settings,
+        lambda: dict(x=tf.data.Dataset.from_tensors((numbers(1, 4), numbers(1, 3)))),
     ),
     "keras#17429: gradient_accumulation_steps=2": (network, use(settings, gradient_accumulation_steps=2), data),
     "keras#20164: a train_step whose gradients replicas add, and do not average": (OwnStep, use(SGD, loss=None), data),
     "tensorflow#47344: a loss that compares the examples of a batch": (network, use(settings, loss=spread), data),
     "tensorflow#33929: global_clipnorm=, by which each replica clips its part": (
-        network, use(SGD, global_clipnorm=0.1), data,
+        network,
+        use(SGD, global_clipnorm=0.1),
+        data,
     ),
     "keras#18978: use_ema=True with ema_overwrite_frequency=3": (
-        network, use(settings, use_ema=True, ema_overwrite_frequency=3), data,
+        network,
+        use(settings, use_ema=True, ema_overwrite_frequency=3),
+        data,
     ),
     "tensorflow#39268: a metric of a whole batch, such as a correlation": (
-        network, use(settings, metrics=[correlation]), data,
+        network,
+        use(settings, metrics=[correlation]),
+        data,
     ),
     "keras#15593: ragged tensors": (
-        Ragged, settings,
+        Ragged,
+        settings,
         lambda: batched(tf.ragged.constant([list(range(1, 2 + i % 4)) for i in range(64)], dtype=tf.int32)),
     ),
     "sparse tensors": (
-        lambda: keras.Sequential([keras.Input([4], sparse=True), layers.Dense(3)]), settings,
+        lambda: keras.Sequential([keras.Input([4], sparse=True), layers.Dense(3)]),
+        settings,
         lambda: batched(tf.sparse.from_dense(np.maximum(numbers(64, 4), 0))),
     ),
     "a Python generator, half of whose batches get lost": (
-        network, settings, lambda: dict(x=((numbers(16, 4, seed=i), numbers(16, 3, seed=i)) for i in range(4))),
+        network,
+        settings,
+        lambda: dict(x=((numbers(16, 4, seed=i), numbers(16, 3, seed=i)) for i in range(4))),
     ),
     "reduction=mean_with_sample_weight": (
-        network, lambda: settings(keras.losses.MeanSquaredError("mean_with_sample_weight")),
+        network,
+        lambda: settings(keras.losses.MeanSquaredError("mean_with_sample_weight")),
         lambda: data(sample_weight=np.abs(numbers(64, seed=2))),
     ),
     "keras.losses.Dice and Tversky, which compare all pixels of a batch": (
-        use(network, activation="sigmoid"), lambda: settings(keras.losses.Dice()),
+        use(network, activation="sigmoid"),
+        lambda: settings(keras.losses.Dice()),
         lambda: data(y=(numbers(64, 3, seed=1) > 0).astype(float)),
     ),
     "dropout, of which replicas draw other numbers": (
-        lambda: network(lambda: layers.Dropout(0.5, seed=1)), settings, data,
+        lambda: network(lambda: layers.Dropout(0.5, seed=1)),
+        settings,
+        data,
     ),
     "steps of sequences that are masked, whose number differs between replicas": (
-        masked, settings, lambda: data(x=words_of_any_length(), y=numbers(64, 5, 1)),
+        masked,
+        settings,
+        lambda: data(x=words_of_any_length(), y=numbers(64, 5, 1)),
     ),
     "an embedding of positions, whose rows Adam gets once from each replica": (
-        lambda: keras.Sequential([keras.Input([4]), Positions(), layers.Dense(3)]), settings, data,
+        lambda: keras.Sequential([keras.Input([4]), Positions(), layers.Dense(3)]),
+        settings,
+        data,
     ),
-}  # fmt: skip
+}
 
 
 def trained(build, compiled, fitted, wrap=lambda model: model):

@@ -12,8 +12,10 @@ from keras_twins import CROSS_ENTROPY, assert_same, data, fit_both, small_networ
 from tower_train import estimator as tf_estimator
 
 layers, rng = keras.layers, np.random.default_rng(0)
-X, Y = (np.repeat(part.reshape(6, 1, 4, -1), 2, axis=1).reshape(48, -1).astype(np.float32)
-        for part in (rng.normal(size=[24, 3]), rng.uniform(5, 6, [24, 2])))  # fmt: skip
+X, Y = (
+    np.repeat(part.reshape(6, 1, 4, -1), 2, axis=1).reshape(48, -1).astype(np.float32)
+    for part in (rng.normal(size=[24, 3]), rng.uniform(5, 6, [24, 2]))
+)
 FIRST, STEPS = 2.0**24, 12  # of which the first overflow
 
 
@@ -57,9 +59,15 @@ def test_steps_are_skipped_where_the_whole_batchs_gradients_overflow(policy):
     for power in (15, 16):
         scaled = keras.mixed_precision.LossScaleOptimizer
         models = fit_both(
-            dense, 3, lambda scale=2.0**power, scaled=scaled: dict(
-                loss="mse", optimizer=scaled(keras.optimizers.SGD(0.0), initial_scale=scale)), x, y, batch_size=6,
-        )  # fmt: skip
+            dense,
+            3,
+            lambda scale=2.0**power, scaled=scaled: dict(
+                loss="mse", optimizer=scaled(keras.optimizers.SGD(0.0), initial_scale=scale)
+            ),
+            x,
+            y,
+            batch_size=6,
+        )
         (one, _), (template, _) = models
         assert scale_of(template.optimizer) == scale_of(one.optimizer), power
     assert scale_of(one.optimizer)[2] == 0  # the last one was skipped

@@ -99,9 +99,12 @@ def test_two_inputs_and_outputs_have_their_names_losses_and_metrics_of_one_kind(
     outputs = [layers.Dense(3, activation="softmax", name="a")(flat), layers.Dense(1, name="b")(flat)]
     model = keras.Model([more, image], outputs)
     model.compile(
-        "sgd", {"a": "categorical_crossentropy", "b": "mse"}, loss_weights={"a": 1.0, "b": 0.5},
-        metrics={"a": ["mae"], "b": ["mae"]}, run_eagerly=True,
-    )  # fmt: skip
+        "sgd",
+        {"a": "categorical_crossentropy", "b": "mse"},
+        loss_weights={"a": 1.0, "b": 0.5},
+        metrics={"a": ["mae"], "b": ["mae"]},
+        run_eagerly=True,
+    )
     x, labels = {"image": X, "more": 2 * LABELS}, {"a": LABELS, "b": X[:, 0, 0]}
     estimator = make(model, tmp_path, 2)
     for given in (tuple(labels.values()), labels):  # before the training and after it

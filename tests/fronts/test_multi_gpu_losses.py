@@ -43,8 +43,10 @@ def network(middle=list):
 
 
 ADDED = [
-    lambda x: 0.1 * ops.mean(x**2), lambda x: [ops.mean(x**2), ops.mean(ops.abs(x))], lambda x: 0 * ops.mean(x) + 7,
-]  # fmt: skip
+    lambda x: 0.1 * ops.mean(x**2),
+    lambda x: [ops.mean(x**2), ops.mean(ops.abs(x))],
+    lambda x: 0 * ops.mean(x) + 7,
+]
 OF_ACTIVITIES = ["l2", lambda y: 0.01 * ops.sum(y) * ops.shape(y)[1]]
 MEASURED = {"vector": lambda x: ops.sum(x**2, axis=-1), "largest": lambda x: ops.max(x, axis=1)}
 
@@ -84,8 +86,12 @@ def test_nested_outputs_with_weights_of_losses_and_samples_and_metrics_by_name(f
     def like(a, b, c):
         return {"p": {"a": a}, "q": [b, c]}
 
-    settings = {"loss": like("mse", CROSS_ENTROPY, "mse"), "loss_weights": like(0.1, 2.0, 1.0),
-                "metrics": like(["mae"], ["accuracy"], ["mae"]), "weighted_metrics": like(["mae"], [], [])}  # fmt: skip
+    settings = {
+        "loss": like("mse", CROSS_ENTROPY, "mse"),
+        "loss_weights": like(0.1, 2.0, 1.0),
+        "metrics": like(["mae"], ["accuracy"], ["mae"]),
+        "weighted_metrics": like(["mae"], [], []),
+    }
     x, of_b = data(10, 4)
     y, weights = like(x[:, :1], of_b, x[:, :2]), like(*(np.abs(x[:, i]) for i in range(3)))
     given = dict(batch_size=4, epochs=2, sample_weight=weights, validation_data=(x, y), is_eager=False)

@@ -67,11 +67,19 @@ def test_dropout_noise_and_augmentation_are_those_of_one_device(float64):
     def build():
         augmentation = [layers.RandomFlip("horizontal", seed=1), layers.RandomContrast(0.2, seed=2)]
         return keras.Sequential(
-            [keras.Input([5, 4]), layers.Reshape([5, 4, 1]), *augmentation, layers.Reshape([5, 4]),
-             layers.GaussianNoise(0.1, seed=4), layers.SpatialDropout1D(0.3, seed=5), DropsElements(),
-             layers.SimpleRNN(3, dropout=0.2, recurrent_dropout=0.2, seed=6), layers.Dropout(0.5, seed=3),
-             layers.Dense(2, activity_regularizer="l2")]
-        )  # fmt: skip
+            [
+                keras.Input([5, 4]),
+                layers.Reshape([5, 4, 1]),
+                *augmentation,
+                layers.Reshape([5, 4]),
+                layers.GaussianNoise(0.1, seed=4),
+                layers.SpatialDropout1D(0.3, seed=5),
+                DropsElements(),
+                layers.SimpleRNN(3, dropout=0.2, recurrent_dropout=0.2, seed=6),
+                layers.Dropout(0.5, seed=3),
+                layers.Dense(2, activity_regularizer="l2"),
+            ]
+        )
 
     x, y = data(11, 5, 4)[0], data(11, 2)[0]
     assert_same(fit_both(build, 2, {"optimizer": "adam", "loss": "mse"}, x, y, batch_size=4, epochs=4), 1e-12)

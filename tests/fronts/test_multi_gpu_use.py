@@ -110,8 +110,11 @@ class TestUse:
         loaded.load_weights(tmp_path / "m.weights.h5")
         for model in (
             *(keras.models.load_model(tmp_path / name) for name in ("m.keras", "m.h5")),
-            pickle.loads(pickle.dumps(parallel)), copy.deepcopy(parallel), restored, loaded,
-        ):  # fmt: skip
+            pickle.loads(pickle.dumps(parallel)),
+            copy.deepcopy(parallel),
+            restored,
+            loaded,
+        ):
             assert type(model) is keras.Sequential
             np.testing.assert_allclose(model.predict(x, verbose=0), expected, atol=1e-6)
 
@@ -224,10 +227,18 @@ class TestMisuse:
 
     @pytest.mark.parametrize(
         ("gpus", "message"),
-        [(0, "gpus=0: it must be a count of at least 1"), ([], "at least 1"), ("2", "at least 1"), (2.0, "at least 1"),
-         ([0, -1], "at least 1"), (np.array([]), "at least 1"), ([0, 0], "list of different GPU ids"),
-         ([0, 4], "this program sees 4 GPUs .*Ask for those"), (5, "sees 4 GPUs")],
-    )  # fmt: skip
+        [
+            (0, "gpus=0: it must be a count of at least 1"),
+            ([], "at least 1"),
+            ("2", "at least 1"),
+            (2.0, "at least 1"),
+            ([0, -1], "at least 1"),
+            (np.array([]), "at least 1"),
+            ([0, 0], "list of different GPU ids"),
+            ([0, 4], "this program sees 4 GPUs .*Ask for those"),
+            (5, "sees 4 GPUs"),
+        ],
+    )
     def test_gpus_that_cannot_be(self, four_gpus, gpus, message):
         with pytest.raises(ConfigError, match=message):
             tower_train.multi_gpu_model(self.model(), gpus=gpus)
@@ -244,10 +255,13 @@ class TestMisuse:
         with pytest.raises(ConfigError, match="this program sees 0 GPUs .*a count makes"):
             tower_train.multi_gpu_model(self.model(), gpus=[0, 2])
 
-    @pytest.mark.parametrize(("name", "layer"), [
-        ("stateful", lambda: layers.SimpleRNN(3, stateful=True)),
-        ("synchronized", lambda: layers.BatchNormalization(synchronized=True)),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("name", "layer"),
+        [
+            ("stateful", lambda: layers.SimpleRNN(3, stateful=True)),
+            ("synchronized", lambda: layers.BatchNormalization(synchronized=True)),
+        ],
+    )
     def test_layers_that_go_over_batches_are_refused_but_by_one_tower(self, name, layer, monkeypatch):
         model = keras.Sequential([keras.Input(batch_shape=[4, 2, 4]), layer()])
         assert tower_train.multi_gpu_model(model, gpus=1).towers == ("/cpu:0",)
@@ -259,10 +273,11 @@ class TestMisuse:
     @pytest.mark.parametrize(
         "output",
         [
-            lambda x: keras.ops.stack([x[:, 0], x[:, 1]]), lambda x: keras.ops.reshape(keras.ops.mean(x), [1]),
+            lambda x: keras.ops.stack([x[:, 0], x[:, 1]]),
+            lambda x: keras.ops.reshape(keras.ops.mean(x), [1]),
             lambda x: tf.boolean_mask(x, x < 1e-3)[:3],
         ],
-    )  # fmt: skip
+    )
     def test_an_output_whose_first_axis_is_not_the_batch(self, output):
         model = keras.Sequential([keras.Input([4]), layers.Dense(3), layers.Lambda(output, (3,), name="odd")])
         parallel = tower_train.multi_gpu_model(model, gpus=2)

@@ -185,13 +185,15 @@ def in_a_branch(self, x):
 
 @pytest.mark.parametrize(
     "step, message",
-    [(lambda self, x: steps.join(ops.mean(x)), "steps.join got a scalar"),
-     (lambda self, x: keras.random.gamma([], 1.0), "keras.random.gamma.*gpus=1"),
-     (in_a_branch, "^an update of SGD is inside of a branch"),
-     (after_an_update(lambda model, x, loss: {"rows": x}), r"returns .'rows': .*; give a dict of scalars"),
-     (after_an_update(lambda model, x, loss: None), "returns None; give a dict"),
-     (after_an_update(lambda model, x, loss: loss), "returns .*; give a dict")],
-)  # fmt: skip
+    [
+        (lambda self, x: steps.join(ops.mean(x)), "steps.join got a scalar"),
+        (lambda self, x: keras.random.gamma([], 1.0), "keras.random.gamma.*gpus=1"),
+        (in_a_branch, "^an update of SGD is inside of a branch"),
+        (after_an_update(lambda model, x, loss: {"rows": x}), r"returns .'rows': .*; give a dict of scalars"),
+        (after_an_update(lambda model, x, loss: None), "returns None; give a dict"),
+        (after_an_update(lambda model, x, loss: loss), "returns .*; give a dict"),
+    ],
+)
 def test_mistakes_are_one_line(step, message):
     with pytest.raises(UserError, match=message) as caught:
         own(step).fit(np.ones([4, 4], "float32"), verbose=0)

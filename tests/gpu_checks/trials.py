@@ -53,8 +53,10 @@ def need(count: int) -> None:
 def assert_same(values: dict, expected: dict, tolerance: float = 1e-9) -> None:
     """Two trainings have ended with the same variables: each but for a share of its greatest number."""
     assert values.keys() == expected.keys()
-    difference = max(float(np.max(np.abs(values[name] - value)) / max(np.max(np.abs(value)), 1e-300))
-                     for name, value in expected.items())  # fmt: skip
+    difference = max(
+        float(np.max(np.abs(values[name] - value)) / max(np.max(np.abs(value)), 1e-300))
+        for name, value in expected.items()
+    )
     print(f"\nmeasured: greatest relative difference {difference:.3g}")
     assert difference <= tolerance
 
@@ -69,6 +71,12 @@ def command(module: str, *words) -> str:
 
 
 def training_words(train_dir, **options) -> list[str]:
-    fixed = dict(dataset="generated", data_dir=train_dir.parent / "data", train_dir=train_dir,
-                 summary_every_steps=0, save_every_steps=0, check_data=False)  # fmt: skip
+    fixed = dict(
+        dataset="generated",
+        data_dir=train_dir.parent / "data",
+        train_dir=train_dir,
+        summary_every_steps=0,
+        save_every_steps=0,
+        check_data=False,
+    )
     return [f"--{name}={value}" for name, value in (fixed | options).items()]

@@ -92,8 +92,11 @@ class Adam(Sgd):
 
     def __init__(self, **options):
         super().__init__(**options)
-        self.slots = {f"beta{i}_power{group}": beta for i, beta in enumerate(self.BETAS, 1)
-                      for group in ("", *(f"_{i}" for i in range(1, GROUPS + 1)))}  # fmt: skip
+        self.slots = {
+            f"beta{i}_power{group}": beta
+            for i, beta in enumerate(self.BETAS, 1)
+            for group in ("", *(f"_{i}" for i in range(1, GROUPS + 1)))
+        }
 
     def move(self, name, gradient):
         slots, (beta1, beta2), (first, second) = self.slots, self.BETAS, (f"{name}/Adam", f"{name}/Adam_1")
@@ -167,10 +170,18 @@ def test_training_is_the_arithmetic_of_numpy(rule, towers, options):
     batch = NUM_EXAMPLES // towers // options.get("accumulate_steps", 1)
     momentum = dict(momentum=MOMENTUM) if issubclass(rule, Momentum) else {}
     with trainings.opened(
-        Workload("dense", None, network), Examples.from_arrays("random", X, LABELS), dtype="float64", num_gpus=towers,
-        batch_size=batch, learning_rate=RATE, learning_rate_decay_factor=DECAY_FACTOR,
-        num_epochs_per_decay=EPOCHS_PER_DECAY, ema=AVERAGE_DECAY, **momentum, **options,
-    ) as (built, session):  # fmt: skip
+        Workload("dense", None, network),
+        Examples.from_arrays("random", X, LABELS),
+        dtype="float64",
+        num_gpus=towers,
+        batch_size=batch,
+        learning_rate=RATE,
+        learning_rate_decay_factor=DECAY_FACTOR,
+        num_epochs_per_decay=EPOCHS_PER_DECAY,
+        ema=AVERAGE_DECAY,
+        **momentum,
+        **options,
+    ) as (built, session):
         variables = {variable.op.name: variable for variable in built.saved.variables}
         weights = session.run({name: variables[name] for name in FACTORS})
         found, states = [], []

@@ -45,13 +45,17 @@ def test_a_deterministic_run_repeats_and_is_evaluated(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "raised", "error", "message"),
     [
-        ("tower_0/counts", NotImplementedError("Determinism is not yet supported in GPU implementation of Bincount."),
-         errors.GraphError, r"^--deterministic: tower_0/counts \(PyFunc\) has no kernel .* \(.*Bincount\)\. Leave the"),
+        (
+            "tower_0/counts",
+            NotImplementedError("Determinism is not yet supported in GPU implementation of Bincount."),
+            errors.GraphError,
+            r"^--deterministic: tower_0/counts \(PyFunc\) has no kernel .* \(.*Bincount\)\. Leave the",
+        ),
         ("tower_0/counts", NotImplementedError("No such thing."), tf.errors.UnimplementedError, "No such thing"),
         ("update/counts", ValueError("No such row."), tf.errors.InvalidArgumentError, "No such row"),
     ],
     ids=["a kernel", "something else", "not in a tower"],
-)  # fmt: skip
+)
 def test_an_operation_without_such_a_kernel_is_named(name, raised, error, message):
     def fail():
         raise raised

@@ -24,12 +24,14 @@ def dropped(features, training):
 
 CASES = {
     "accumulated": (
-        dropped, dict(accumulate_steps=2, optimizer="momentum", clip_gradients=0.5, class_weight="balanced", ema=0.9)
+        dropped,
+        dict(accumulate_steps=2, optimizer="momentum", clip_gradients=0.5, class_weight="balanced", ema=0.9),
     ),
     "mirrored": (
-        norm_workload.network, dict(variable_update="mirrored", optimizer="muon", nesterov=True, label_smoothing=0.1)
+        norm_workload.network,
+        dict(variable_update="mirrored", optimizer="muon", nesterov=True, label_smoothing=0.1),
     ),
-}  # fmt: skip
+}
 
 
 def find_workload(network):
@@ -41,9 +43,11 @@ def clusters(built, session):
     metadata = v1.RunMetadata()
     session.run(built.report, options=v1.RunOptions(output_partition_graphs=True), run_metadata=metadata)
     return collections.Counter(
-        node.device.rpartition(":")[2] for graph in metadata.partition_graphs for node in graph.node
+        node.device.rpartition(":")[2]
+        for graph in metadata.partition_graphs
+        for node in graph.node
         if node.op in ("XlaLaunch", "_XlaRun")
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(("network", "options"), CASES.values(), ids=CASES)

@@ -24,10 +24,17 @@ def test_eight_towers_match_a_plain_single_device_training(cifar10_dir, monkeypa
     """The loss of every step; in the end weights, momentum, moving averages and counters."""
     examples = cifar10.WORKLOAD.examples(DataRequest("train", "cifar10", str(cifar10_dir)))
     with trainings.opened(
-        cifar10.WORKLOAD, examples, dtype="float64", num_gpus=8, batch_size=GLOBAL_BATCH // 8,
-        optimizer="momentum", momentum=MOMENTUM, learning_rate=RATE,
-        learning_rate_decay_factor=DECAY_FACTOR, num_epochs_per_decay=EPOCHS_PER_DECAY,
-    ) as (built, session):  # fmt: skip
+        cifar10.WORKLOAD,
+        examples,
+        dtype="float64",
+        num_gpus=8,
+        batch_size=GLOBAL_BATCH // 8,
+        optimizer="momentum",
+        momentum=MOMENTUM,
+        learning_rate=RATE,
+        learning_rate_decay_factor=DECAY_FACTOR,
+        num_epochs_per_decay=EPOCHS_PER_DECAY,
+    ) as (built, session):
         variables = {variable.op.name: variable for variable in built.saved.variables}
         initial = session.run(variables)
         losses, final = [session.run(built.report).loss for _ in range(STEPS)], session.run(variables)
@@ -80,7 +87,8 @@ def train_plainly(initial, batches):
         for i, batch in enumerate(batches):
             losses.append(session.run([loss, update], {images: batch[0], labels: batch[1]})[0])
             share = 1 - (1 + i) / (10 + i)  # the rule of tf.train.ExponentialMovingAverage, which is in float32
-            averages = {name: averages[name] + share * (value - averages[name])
-                        for name, value in session.run(weights).items()}  # fmt: skip
+            averages = {
+                name: averages[name] + share * (value - averages[name]) for name, value in session.run(weights).items()
+            }
         averages = {f"{name}/ExponentialMovingAverage": value for name, value in averages.items()}
         return losses, session.run(variables) | averages

@@ -87,9 +87,12 @@ class Simulation:
 
 @pytest.mark.parametrize(
     ("options", "first"),
-    [(dict(batch_size=8), 2.0**15), (dict(num_gpus=2, batch_size=4, variable_update="mirrored"), 2.0**24),
-     (dict(num_gpus=2, batch_size=2, accumulate_steps=2, clip_gradients=1e6), 2.0**12)],
-)  # fmt: skip
+    [
+        (dict(batch_size=8), 2.0**15),
+        (dict(num_gpus=2, batch_size=4, variable_update="mirrored"), 2.0**24),
+        (dict(num_gpus=2, batch_size=2, accumulate_steps=2, clip_gradients=1e6), 2.0**12),
+    ],
+)
 def test_weights_and_scale_are_those_of_numpy(examples, soon, monkeypatch, options, first):
     monkeypatch.setattr(loss_scale, "FIRST", first)
     workload, seen = trainings.noting(WORKLOAD)

@@ -74,21 +74,33 @@ def pooled(x, seed=0):
 
 def recurrent(dropout):
     state = tf.zeros([1, 8, 4])
-    return tf.raw_ops.CudnnRNNV3(input=tf.ones([5, 8, 4]), input_h=state, input_c=state, params=tf.ones([160]),
-                                 sequence_lengths=[5] * 8, dropout=dropout).output  # fmt: skip
+    return tf.raw_ops.CudnnRNNV3(
+        input=tf.ones([5, 8, 4]),
+        input_h=state,
+        input_c=state,
+        params=tf.ones([160]),
+        sequence_lengths=[5] * 8,
+        dropout=dropout,
+    ).output
 
 
 NETWORKS = {  # {what: (network, options, words of the GraphError)}
     "a second layer of a name": (lambda x: weights(x) + weights(x), {}, "^w exists already: a second layer would"),
     "another variable later": (later, TWO, "^tower_1 would create the variable 'layer_2'"),
     "tf.Variable": (
-        lambda x: x @ tf.Variable(tf.ones([4, 3]), name="k"), TWO, "^tower_1 would create the variable 'k'.*get_var",
+        lambda x: x @ tf.Variable(tf.ones([4, 3]), name="k"),
+        TWO,
+        "^tower_1 would create the variable 'k'.*get_var",
     ),
     "a Keras layer, of every tower": (
-        lambda x: keras.layers.Dense(4)(x), TWO, "would create the variable 'kernel'.* Keras layer's.*keras_network",
+        lambda x: keras.layers.Dense(4)(x),
+        TWO,
+        "would create the variable 'kernel'.* Keras layer's.*keras_network",
     ),
     "a Keras layer, mirrored": (
-        lambda x: keras.layers.Dense(4)(x), MIRRORED, "kernel cannot be mirrored: .* Keras layer's.*keras_network",
+        lambda x: keras.layers.Dense(4)(x),
+        MIRRORED,
+        "kernel cannot be mirrored: .* Keras layer's.*keras_network",
     ),
     "tf.Variable, mirrored": (got_elsewhere, MIRRORED, "scale cannot be mirrored: .* --variable_update=cpu"),
     "other statistics": (noted_again, TWO, "alike: b/moving_mean, b/moving_variance, a/moving_mean, a/mov"),
@@ -105,38 +117,47 @@ NETWORKS = {  # {what: (network, options, words of the GraphError)}
     "unknown rows": (drawing(lambda: layers.dropout(v1.placeholder(tf.float32, [None]), 0.5, True)), {}, "an unknown"),
     "sizes": (drawing(lambda: layers.dropout(tf.ones([8, 2]), 0.5, True, [1])), {}, "1 sizes for inputs of 2"),
     "recomputed": (
-        lambda x: tf.recompute_grad(lambda x: layers.dropout(x, 0.5, True))(weights(x)), {},
+        lambda x: tf.recompute_grad(lambda x: layers.dropout(x, 0.5, True))(weights(x)),
+        {},
         "dropout draws again in the backward pass, as tf.recompute_grad",
     ),
     "traced": (
-        (lambda dropped: lambda x: dropped(weights(x)))(traced()), TWO, "do not compute alike: dropout. Let each call",
+        (lambda dropped: lambda x: dropped(weights(x)))(traced()),
+        TWO,
+        "do not compute alike: dropout. Let each call",
     ),
     # Operations with a random state of their own: name, line and what to use.
     "tf.nn.dropout": (
-        lambda x: weights(tf.nn.dropout(x, 0.5)), {},
+        lambda x: weights(tf.nn.dropout(x, 0.5)),
+        {},
         r"^workload mine: dropout/\S+ \(RandomUniform, test_mistakes.py:\d+\) would keep .* Use "
         r"tower_train.layers.dropout, or --allow_stateful_random",
     ),
     "seeded": (
-        lambda x: weights(x + tf.random.normal([8, 4], seed=1)), {},
+        lambda x: weights(x + tf.random.normal([8, 4], seed=1)),
+        {},
         r"\(RandomStandardNormal, .* Use tower_train.layers.random_n",
     ),
     "in cond": (
-        lambda x: weights(tf.cond(x[0, 0] > 0, lambda: tf.nn.dropout(x, 0.5), lambda: x)), {},
+        lambda x: weights(tf.cond(x[0, 0] > 0, lambda: tf.nn.dropout(x, 0.5), lambda: x)),
+        {},
         r"cond \(RandomUniform, test_mistakes",
     ),
     "in map_fn": (
-        lambda x: tf.map_fn(lambda row: row + tf.random.uniform([]), weights(x)), {},
+        lambda x: tf.map_fn(lambda row: row + tf.random.uniform([]), weights(x)),
+        {},
         r"while \(RandomUniform, test_mistakes",
     ),
     "two": (lambda x: weights(tf.nn.dropout(tf.nn.dropout(x, 0.5), 0.5)), {}, r"\) and 1 more would keep"),
     "categorical": (
-        lambda x: weights(x + tf.cast(tf.random.categorical(x, 1), x.dtype)), {}, r"\(Multinomial, .* Use .*random_u",
+        lambda x: weights(x + tf.cast(tf.random.categorical(x, 1), x.dtype)),
+        {},
+        r"\(Multinomial, .* Use .*random_u",
     ),
     "a pool": (lambda x: weights(pooled(x)), {}, "FractionalMaxPool"),
     "cuDNN's": (drawing(lambda: recurrent(0.5)), {}, "CudnnRNNV3"),
     "a generator": (lambda x: weights(x + tf.random.Generator.from_seed(1).normal([8, 4])), {}, "RngReadAndSkip"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("network", "options", "words"), NETWORKS.values(), ids=NETWORKS)
@@ -180,15 +201,24 @@ NO_CLASS = "CLASS:WEIGHT, a class of few.*The classes are one, two, three"
 BALANCED = dict(class_weight="balanced")
 OTHERS = {  # {what: (class, fields of the workload, examples, options, words)}
     "a loss of one's own, smoothed": (
-        CONFIG, dict(loss=lambda o, y: tf.reduce_mean(o)), EXAMPLES, dict(label_smoothing=0.5),
+        CONFIG,
+        dict(loss=lambda o, y: tf.reduce_mean(o)),
+        EXAMPLES,
+        dict(label_smoothing=0.5),
         "--label_smoothing=0.5: workload toy has a loss of its own",
     ),
     "a loss without weights": (
-        GRAPH, dict(loss=lambda outputs, labels: tf.reduce_mean(outputs)), WEIGHTED, {},
+        GRAPH,
+        dict(loss=lambda outputs, labels: tf.reduce_mean(outputs)),
+        WEIGHTED,
+        {},
         r"loss is a function of \(outputs, labels\).*\(outputs, labels, weigh",
     ),
     "a loss the other way around": (
-        GRAPH, dict(loss=lambda y_true, y_pred: tf.reduce_mean(y_pred)), EXAMPLES, {},
+        GRAPH,
+        dict(loss=lambda y_true, y_pred: tf.reduce_mean(y_pred)),
+        EXAMPLES,
+        {},
         r"loss is a function of \(y_true, y_pred\). Let it be one of \(outpu",
     ),
     **{
@@ -201,38 +231,65 @@ OTHERS = {  # {what: (class, fields of the workload, examples, options, words)}
         for what, labels in (("numbers", tf.zeros_like), ("one-hot", lambda rows: tf.ones([8, 2], tf.int64)))
     },
     "weights of signs": (
-        CONFIG, {}, with_labels(SIGNS, class_names=()), BALANCED, "few has the label -1. Classes are numbered from 0",
+        CONFIG,
+        {},
+        with_labels(SIGNS, class_names=()),
+        BALANCED,
+        "few has the label -1. Classes are numbered from 0",
     ),
     "batches of a changing number of workers": (
-        CONFIG, dict(inference=lambda x, training: layers.batch_normalization(x, training) @ tf.ones([4, 3], x.dtype)),
-        EXAMPLES, dict(elastic="1:1", train_dir="x"), "--elastic=1:1: workload toy normalises .*batch_norm=tower",
+        CONFIG,
+        dict(inference=lambda x, training: layers.batch_normalization(x, training) @ tf.ones([4, 3], x.dtype)),
+        EXAMPLES,
+        dict(elastic="1:1", train_dir="x"),
+        "--elastic=1:1: workload toy normalises .*batch_norm=tower",
     ),
     "a variable in parts": (
-        GRAPH, dict(inference=lambda x, _: v1.get_variable("t", [4, 3], partitioner=v1.fixed_size_partitioner(2))),
-        EXAMPLES, {}, "t has a partitioner: each copy of a variable is whole",
+        GRAPH,
+        dict(inference=lambda x, _: v1.get_variable("t", [4, 3], partitioner=v1.fixed_size_partitioner(2))),
+        EXAMPLES,
+        {},
+        "t has a partitioner: each copy of a variable is whole",
     ),
     "NCCL on CPUs": (
-        CONFIG, {}, EXAMPLES, MIRRORED | dict(all_reduce="nccl"), "--all_reduce=nccl is for GPUs, but .*/cpu:1",
+        CONFIG,
+        {},
+        EXAMPLES,
+        MIRRORED | dict(all_reduce="nccl"),
+        "--all_reduce=nccl is for GPUs, but .*/cpu:1",
     ),
     "one copy to compare": (
-        CONFIG, {}, EXAMPLES, TWO | dict(variable_update="cpu", check_mirrors_every_steps=5),
+        CONFIG,
+        {},
+        EXAMPLES,
+        TWO | dict(variable_update="cpu", check_mirrors_every_steps=5),
         "check_mirrors_every_steps=5: there is one copy",
     ),
     **{
         f"an augmentation with a state, on the {place}": (
-            GRAPH, dict(augment=lambda x, draws: x + tf.random.normal(tf.shape(x))), EXAMPLES, dict(augment_on=place),
+            GRAPH,
+            dict(augment=lambda x, draws: x + tf.random.normal(tf.shape(x))),
+            EXAMPLES,
+            dict(augment_on=place),
             f"{where}.*RandomStandardNormal, .* Use the draws that `augment` is given",
         )
         for place, where in (("host", "Dataset"), ("device", "workload toy: preprocess/"))
     },
     "draws by an index that is not there": (
-        GRAPH, dict(augment=lambda x, draws: x + draws.per_example("flip", 1)[:, 0]), IN_ORDER, dict(batch_size=3),
+        GRAPH,
+        dict(augment=lambda x, draws: x + draws.per_example("flip", 1)[:, 0]),
+        IN_ORDER,
+        dict(batch_size=3),
         r"^draws.per_example\('flip'\): .* Use draws.uniform, or",
     ),
     "pairs of an odd batch": (
-        CONFIG, dict(mix=lambda x, y, draws: (x, y)), EXAMPLES, dict(batch_size=3), "mixes .* in pairs, and 3 per",
+        CONFIG,
+        dict(mix=lambda x, y, draws: (x, y)),
+        EXAMPLES,
+        dict(batch_size=3),
+        "mixes .* in pairs, and 3 per",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("kind", "fields", "examples", "options", "words"), OTHERS.values(), ids=OTHERS)

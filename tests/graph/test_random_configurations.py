@@ -14,18 +14,26 @@ from tower_train.workload import DataRequest
 
 GLOBAL_BATCH, STARTS = 12, 4  # of 96 examples: schedules bend on the way
 OPTIMIZERS = [
-    dict(optimizer="sgd"), dict(optimizer="momentum", momentum=0.8), dict(optimizer="momentum", nesterov=True),
-    dict(optimizer="adamw", learning_rate=0.01, weight_decay=0.3), dict(optimizer="muon"),
+    dict(optimizer="sgd"),
+    dict(optimizer="momentum", momentum=0.8),
+    dict(optimizer="momentum", nesterov=True),
+    dict(optimizer="adamw", learning_rate=0.01, weight_decay=0.3),
+    dict(optimizer="muon"),
     dict(optimizer="muon", nesterov=True),
-]  # fmt: skip
+]
 SCHEDULES = [
-    {}, dict(num_epochs_per_decay=0.25, learning_rate_decay_factor=0.5), dict(lr_schedule="cosine"),
-    dict(lr_schedule="linear", warmup_epochs=0.3), dict(lr_schedule="points", lr_points="0:0.2,0.4:1,1:0.1"),
+    {},
+    dict(num_epochs_per_decay=0.25, learning_rate_decay_factor=0.5),
+    dict(lr_schedule="cosine"),
+    dict(lr_schedule="linear", warmup_epochs=0.3),
+    dict(lr_schedule="points", lr_points="0:0.2,0.4:1,1:0.1"),
     dict(lr_scaling="sqrt", lr_base_batch=48),
-]  # fmt: skip
+]
 MODES = [
-    dict(variable_update="cpu"), dict(variable_update="mirrored"), dict(variable_update="mirrored", all_reduce="add_n"),
-]  # fmt: skip
+    dict(variable_update="cpu"),
+    dict(variable_update="mirrored"),
+    dict(variable_update="mirrored", all_reduce="add_n"),
+]
 SOURCES = {
     "by index": toy_workload.load,
     "in their order": lambda request: element_workloads.IN_ORDER.examples(request),
@@ -84,6 +92,11 @@ def check(case):
 def test_random_towers_one_resuming_the_other_are_one_tower(request):
     """Four towers' cuts a case, each resuming the one before."""
     thorough = request.config.getoption("--thorough")
-    settings = hypothesis.settings(max_examples=100 if thorough else 2, derandomize=not thorough, deadline=None,
-                                   database=None, suppress_health_check=list(hypothesis.HealthCheck))  # fmt: skip
+    settings = hypothesis.settings(
+        max_examples=100 if thorough else 2,
+        derandomize=not thorough,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
     settings(hypothesis.given(cases())(check))()

@@ -86,11 +86,14 @@ def test_runs_are_drawn_and_tabulated_where_no_other_file_is(runs, tmp_path, mon
     assert (tmp_path / "curves.svg").read_text() == mine
 
 
-@pytest.mark.parametrize(("options", "names"), [
-    (("seed=1", "ema=1", "dtype=float64"), ["0", "1"]),
-    (("max_steps=9", "seed=1"), ["seed=1, max_steps=9", "seed=0, max_steps=0"]),
-    (("log_every_steps=9",), ["0", "1"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        (("seed=1", "ema=1", "dtype=float64"), ["0", "1"]),
+        (("max_steps=9", "seed=1"), ["seed=1, max_steps=9", "seed=0, max_steps=0"]),
+        (("log_every_steps=9",), ["0", "1"]),
+    ],
+)
 def test_runs_are_named_by_one_or_two_options(options, names, monkeypatch):
     """Those first that change what is learnt; by directories if they differ in none such."""
     first = dict(option.split("=") for option in options)

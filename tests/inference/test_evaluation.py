@@ -34,8 +34,10 @@ def test_every_example_counts_once_on_the_weights_asked_for(raw, num_gpus, batch
     found = evaluate(run, raw=raw, num_gpus=num_gpus, batch_size=batch_size)
     features, labels = element_workloads.arrays("test")
     suffixes = ["/ExponentialMovingAverage", ""]
-    predicted, others = (np.argmax(jobs.toy_logits(jobs.variables(run), features, suffix), axis=1)
-                         for suffix in (suffixes[raw], suffixes[not raw]))  # fmt: skip
+    predicted, others = (
+        np.argmax(jobs.toy_logits(jobs.variables(run), features, suffix), axis=1)
+        for suffix in (suffixes[raw], suffixes[not raw])
+    )
     assert not np.array_equal(predicted, others), "the run is to tell them apart"
     assert found.num_examples == 50
     assert found.confusion == confusion(labels, predicted)
@@ -55,8 +57,9 @@ def test_evaluation_takes_the_mean_of_the_logits_over_views_unless_told_not_to(t
     )
     jobs.train_toy(tmp_path, workload=workload, max_steps=12, eval_every_steps=12, learning_rate=0.05)
     during = jobs.read_json(tmp_path, "result.json")["evaluation"]
-    found, single = (evaluate(tmp_path, workload, single_view=single, num_gpus=2, batch_size=7)
-                     for single in (False, True))  # fmt: skip
+    found, single = (
+        evaluate(tmp_path, workload, single_view=single, num_gpus=2, batch_size=7) for single in (False, True)
+    )
     features, labels = element_workloads.arrays("test")
     plain, turned = (jobs.toy_logits(jobs.variables(tmp_path), sign * features) for sign in (1, -1))
     for evaluation, logits in ((found, 0.25 * plain + 0.75 * turned), (single, plain)):

@@ -37,10 +37,20 @@ document.title = [...told, document.body.scrollWidth].join(";")</script>"""
 def run(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("reported") / "run"
     config = Config(
-        train_dir=str(folder), data_dir=str(data), num_gpus=2, batch_size=8, max_steps=6, eval_every_steps=3,
-        eval_at_end=True, log_every_steps=1, optimizer="adam", learning_rate=0.0003, ema=0.0, summary_every_steps=0,
+        train_dir=str(folder),
+        data_dir=str(data),
+        num_gpus=2,
+        batch_size=8,
+        max_steps=6,
+        eval_every_steps=3,
+        eval_at_end=True,
+        log_every_steps=1,
+        optimizer="adam",
+        learning_rate=0.0003,
+        ema=0.0,
+        summary_every_steps=0,
         check_towers="never",
-    )  # fmt: skip
+    )
     tower_train.train("tower_train.workloads.image_folder", config, workload_options=dict(image_size=32, flip=False))
     return folder
 
@@ -172,9 +182,16 @@ def test_more_classes_than_a_table_holds_are_told_by_what_was_taken_for_what(run
 def test_a_browser_shows_it_whole_in_the_colours_of_its_user(page, tmp_path, width, scheme):
     """500 is the least width of a window."""
     (tmp_path / "page.html").write_text(page.replace("</html>", "") + ASK, encoding="utf-8")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND", "--dump-dom",
-               f"--user-data-dir={tmp_path}/profile", f"--window-size={width},900",
-               f"--blink-settings=preferredColorScheme={int(scheme == 'light')}"]  # fmt: skip
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--host-resolver-rules=MAP * ~NOTFOUND",
+        "--dump-dom",
+        f"--user-data-dir={tmp_path}/profile",
+        f"--window-size={width},900",
+        f"--blink-settings=preferredColorScheme={int(scheme == 'light')}",
+    ]
     done = subprocess.run(
         [BROWSER, *options, f"file://{tmp_path}/page.html"], capture_output=True, text=True, timeout=100
     )

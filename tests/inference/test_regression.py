@@ -31,8 +31,10 @@ def run(tmp_path_factory):
 
 def outputs(directory, x):
     found = jobs.variables(directory, jobs.read_json(directory, "best.json")["best"]["step"])
-    layers = [[found[f"{name}/{part}/ExponentialMovingAverage"] for part in ("weights", "biases")]
-              for name in ("hidden", "out")]  # fmt: skip
+    layers = [
+        [found[f"{name}/{part}/ExponentialMovingAverage"] for part in ("weights", "biases")]
+        for name in ("hidden", "out")
+    ]
     (first, shift), (second, last) = layers
     return (np.tanh(x @ first + shift) @ second + last)[:, 0]
 
@@ -69,7 +71,7 @@ def test_predict_gives_a_number_for_each_row(run, command, tmp_path):
         ("image.png", None, "examples are no images. Give a .npy or .npz file that holds features [examples, 1]."),
         ("no.npy", None, "no.npy: holds no arrays that numpy can read"),
     ],
-)  # fmt: skip
+)
 def test_predict_says_what_it_takes_in_one_line(run, refusal, tmp_path, name, array, message):
     (tmp_path / name).write_text("no array")
     if array is not None:
@@ -96,8 +98,12 @@ def test_features_and_outputs_of_several_tensors_keep_their_names(tmp_path):
         total = slope * (tf.reduce_sum(features["b"], axis=1) + tf.cast(features["a"], tf.float32))
         return {"sum": total, "twice": 2 * total}
 
-    workload = Workload("several", lambda request: Examples.from_arrays(request.split, features, X[:8, 0]), network,
-                        loss=lambda outputs, labels: tf.reduce_mean(outputs["sum"]) * 0)  # fmt: skip
+    workload = Workload(
+        "several",
+        lambda request: Examples.from_arrays(request.split, features, X[:8, 0]),
+        network,
+        loss=lambda outputs, labels: tf.reduce_mean(outputs["sum"]) * 0,
+    )
     jobs.train_toy(tmp_path / "run", workload=workload, max_steps=1)
     folder, _ = saved_model.export_run(ExportOptions(train_dir=str(tmp_path / "run")), workload)
     served = tf.saved_model.load(str(folder)).signatures["serving_default"]

@@ -29,9 +29,17 @@ def run(data, tmp_path_factory):
     """A run of the image-folder workload."""
     directory = tmp_path_factory.mktemp("served") / "run"
     config = Config(
-        train_dir=str(directory), data_dir=str(data), num_gpus=2, batch_size=8, max_steps=20, optimizer="adam",
-        learning_rate=0.0003, ema=0.5, summary_every_steps=0, check_towers="never",
-    )  # fmt: skip
+        train_dir=str(directory),
+        data_dir=str(data),
+        num_gpus=2,
+        batch_size=8,
+        max_steps=20,
+        optimizer="adam",
+        learning_rate=0.0003,
+        ema=0.5,
+        summary_every_steps=0,
+        check_towers="never",
+    )
     options = dict(image_size=32, flip=False)
     tower_train.train("tower_train.workloads.image_folder", config, workload_options=options)
     return directory
@@ -106,8 +114,10 @@ def test_evaluations_and_predictions_are_compiled_if_asked_for(run, paths, comma
     plain, compiled = evaluated("never"), evaluated("always")
     assert compiled.confusion == plain.confusion
     assert compiled.metrics["loss"].mean == pytest.approx(plain.metrics["loss"].mean, rel=1e-5)
-    printed = [command(predict, f"--train_dir={run}", f"--jit_compile={which}", *map(str, paths))
-               for which in ("auto", "always")]  # fmt: skip
+    printed = [
+        command(predict, f"--train_dir={run}", f"--jit_compile={which}", *map(str, paths))
+        for which in ("auto", "always")
+    ]
     assert printed[0] == printed[1] and printed[0][0] == 0
 
 
@@ -127,8 +137,10 @@ def test_a_single_view_is_exported_where_asked_for(run, exported, exported_with_
     options = ExportOptions(train_dir=str(run), single_view=True, export_dir=str(tmp_path / "model"))
     saved_model.export_run(options, with_views(run))
     single = tf.saved_model.load(str(tmp_path / "model")).signatures
-    plain, mean, single = (each["serving_default"](features=tf.constant(pixels(paths)))["logits"].numpy()
-                           for each in (exported, exported_with_views, single))  # fmt: skip
+    plain, mean, single = (
+        each["serving_default"](features=tf.constant(pixels(paths)))["logits"].numpy()
+        for each in (exported, exported_with_views, single)
+    )
     assert not np.allclose(plain, mean) and single.tobytes() == plain.tobytes()
 
 
@@ -198,8 +210,10 @@ def test_an_export_takes_its_place_whole_or_not_at_all(toy_run, tmp_path, monkey
     fail(options)
     assert list(tmp_path.iterdir()) == []
     saved_model.export_run(options)
-    averaged, raw = (jobs.toy_logits(jobs.variables(toy_run), np.ones([1, 4], np.float32), suffix)
-                     for suffix in ("/ExponentialMovingAverage", ""))  # fmt: skip
+    averaged, raw = (
+        jobs.toy_logits(jobs.variables(toy_run), np.ones([1, 4], np.float32), suffix)
+        for suffix in ("/ExponentialMovingAverage", "")
+    )
     np.testing.assert_allclose(logits_of(below / "model"), averaged, rtol=1e-5)
     options = dataclasses.replace(options, overwrite=True, raw=True)
     fail(options)

@@ -18,9 +18,11 @@ from tower_train.config import MOST_USED, Config, EvaluateOptions, ExportOptions
 from tower_train.options import command_line
 
 COMMANDS = [
-    ("tower_train", Config), ("tower_train.evaluate", EvaluateOptions), ("tower_train.export", ExportOptions),
+    ("tower_train", Config),
+    ("tower_train.evaluate", EvaluateOptions),
+    ("tower_train.export", ExportOptions),
     ("tower_train.predict", PredictOptions),
-]  # fmt: skip
+]
 
 
 def parse(*words):
@@ -109,18 +111,24 @@ def test_options_of_every_type_in_every_spelling_and_in_a_file(tmp_path):
     assert parse(f"--flagfile={tmp_path}/options", "--batch_size=8") == expected
 
 
-@pytest.mark.parametrize(("words", "start"), [
-    ("--num_gpu=2", "There is no option --num_gpu. Did you mean --num_gpus? --help lists the options."),
-    ("--noverride", "There is no option --noverride. Did you mean --override? --help lists the options."),
-    ("--num_gpus=2 garbage", "'garbage' is no option."), ("garbage --num_gpus=2", "'garbage' is no option."),
-    ("--batch_size", "Missing value for flag --batch_size"),
-    ("--batch_size=", "--batch_size=: it must be a whole number at least 1 and at most 16777216."),
-    ("--flagfile=/none", "--flagfile=/none: it cannot be read ("), ("--data_dir=", "--data_dir=: it must be"),
-    ("--nooverride=1", "--nooverride=1 does not take an argum"),
-    *((f"--override={text}", f"--override={text}: it must be true or false.") for text in ("yes", "")),
-    *((f"--gpus={text}", f"--gpus={text}: it must be whole numbers separated by commas") for text in ("0;1", "")),
-    ("--num_gpus=1.5", "--num_gpus=1.5: it must be a whole"), ("--device=CPU", "--device=CPU: it must be one of auto"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "start"),
+    [
+        ("--num_gpu=2", "There is no option --num_gpu. Did you mean --num_gpus? --help lists the options."),
+        ("--noverride", "There is no option --noverride. Did you mean --override? --help lists the options."),
+        ("--num_gpus=2 garbage", "'garbage' is no option."),
+        ("garbage --num_gpus=2", "'garbage' is no option."),
+        ("--batch_size", "Missing value for flag --batch_size"),
+        ("--batch_size=", "--batch_size=: it must be a whole number at least 1 and at most 16777216."),
+        ("--flagfile=/none", "--flagfile=/none: it cannot be read ("),
+        ("--data_dir=", "--data_dir=: it must be"),
+        ("--nooverride=1", "--nooverride=1 does not take an argum"),
+        *((f"--override={text}", f"--override={text}: it must be true or false.") for text in ("yes", "")),
+        *((f"--gpus={text}", f"--gpus={text}: it must be whole numbers separated by commas") for text in ("0;1", "")),
+        ("--num_gpus=1.5", "--num_gpus=1.5: it must be a whole"),
+        ("--device=CPU", "--device=CPU: it must be one of auto"),
+    ],
+)
 def test_a_mistake_is_named_with_what_may_be_meant(words, start):
     with pytest.raises(errors.ConfigError) as error:
         parse(*words.split())

@@ -12,11 +12,14 @@ def outcome(one, several):
     """of trainings: (values that they begin with) -> the value of w after a step."""
 
     def training(value):
-        return lambda begin: [Values({}, {}, {"v": ONE, "w": begin.get("w", ONE)}),
-                              Values({}, {}, {"v": ONE, "w": ONE * value(begin)})]  # fmt: skip
+        return lambda begin: [
+            Values({}, {}, {"v": ONE, "w": begin.get("w", ONE)}),
+            Values({}, {}, {"v": ONE, "w": ONE * value(begin)}),
+        ]
 
-    comparison = Comparison(training(one), training(several), ["v", "w"], np.dtype(np.float64), 2, "1 step",
-                            lambda *_: "It begins there.")  # fmt: skip
+    comparison = Comparison(
+        training(one), training(several), ["v", "w"], np.dtype(np.float64), 2, "1 step", lambda *_: "It begins there."
+    )
     return comparison.outcome()
 
 

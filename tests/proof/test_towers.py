@@ -83,9 +83,15 @@ def test_a_gradient_of_nothing_but_roundings_is_no_difference():
     assert not compared(shifted, optimizer="adam").differs
 
 
-@pytest.mark.parametrize(("options", "expected"), [
-    ({}, ("cpu", 2, 1)), (MIRRORED, ("mirrored", 2, 1)), (IN_TURN, ("cpu", 1, 2)), (MIRRORED | IN_TURN, ("cpu", 1, 2)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, ("cpu", 2, 1)),
+        (MIRRORED, ("mirrored", 2, 1)),
+        (IN_TURN, ("cpu", 1, 2)),
+        (MIRRORED | IN_TURN, ("cpu", 1, 2)),
+    ],
+)
 def test_the_towers_are_compared_in_the_runs_own_mode(options, expected, monkeypatch):
     built, build = [], towers.Trial
     monkeypatch.setattr(towers, "Trial", lambda *args: built.append(args[2]) or build(*args))
@@ -141,11 +147,16 @@ def test_heavy_steps_are_smaller(monkeypatch):
     assert " of 8 examples" in line and "compiled" not in line
 
 
-@pytest.mark.parametrize(("change", "why"), [
-    (lambda logits: 0 * logits, "every gradient of the loss is 0 (2 steps of 8 examples, float64; "),
-    (lambda logits: logits + tf.sqrt(0 * logits),
-     "the loss is not finite, or its gradients (2 steps of 8 examples, float64; "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda logits: 0 * logits, "every gradient of the loss is 0 (2 steps of 8 examples, float64; "),
+        (
+            lambda logits: logits + tf.sqrt(0 * logits),
+            "the loss is not finite, or its gradients (2 steps of 8 examples, float64; ",
+        ),
+    ],
+)
 def test_what_shows_nothing_is_said_so(change, why):
     outcome = compared(plain, lambda logits, labels: tf.reduce_mean(change(logits)))
     assert outcome.line.startswith(f"*** towers: nothing to compare: {why}")

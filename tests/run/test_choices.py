@@ -107,8 +107,16 @@ MIRRORED = dict(variable_update="mirrored")
         (TWO, dict(before=BEGAN, check_mirrors_every_steps=5), MIRRORED, ["for --check_mirrors", "nccl"]),
         ([], dict(check_mirrors_every_steps=5), MIRRORED | dict(all_reduce=None), []),
         ([FAKE] * 2, {}, dict(all_reduce="collective"), [ON_GPUS, "NVIDIA's GPUs, which fake GPU is not known to be"]),
-        ([A100, RTX], {}, dict(check_mirrors_every_steps=100), [ON_GPUS, "nccl", "*** GPUs of different models (A100, "
-         "RTX 4090): the slowest sets the pace of all. Their copies"]),
+        (
+            [A100, RTX],
+            {},
+            dict(check_mirrors_every_steps=100),
+            [
+                ON_GPUS,
+                "nccl",
+                "*** GPUs of different models (A100, RTX 4090): the slowest sets the pace of all. Their copies",
+            ],
+        ),
         ([A100, RTX], BEGAN, dict(check_mirrors_every_steps=0), []),
         ([A100, RTX], dict(check_mirrors_every_steps=7), dict(check_mirrors_every_steps=7), ["for", "nccl", "***"]),
         ([A100, RTX], ELASTIC, dict(check_mirrors_every_steps=0), [ON_GPUS, "nccl", "***"]),
@@ -119,7 +127,7 @@ MIRRORED = dict(variable_update="mirrored")
         ([], ELASTIC, dict(stall_timeout_secs=1800.0), []),
         ([], dict(stall_timeout_secs=9.0), dict(stall_timeout_secs=9.0), []),
     ],
-)  # fmt: skip
+)
 def test_what_is_left_open_is_chosen_by_the_devices_and_what_is_not_stays(here, options, expected, lines):
     config, notes = resolve(here, **({"num_gpus": None} if "gpus" in options else {}) | options)
     assert dataclasses.asdict(config).items() >= expected.items()

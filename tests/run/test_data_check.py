@@ -62,15 +62,18 @@ def test_values_of_any_range_are_stretched_together():
     assert centres(example_images.draw(images, np.zeros(24))) == pytest.approx(np.linspace(0, 255, 24), abs=0.51)
 
 
-@pytest.mark.parametrize(("label", "names", "text"), [
-    (1, ("cat", "dog"), "dog"),
-    ([0.25, 0.75], ("cat", "dog"), "0.75 dog\n0.25 cat"),
-    ([0.3, 0.2, 0.5], ("ant", "cat", "dog"), "0.50 dog\n0.30 ant\n0.20 cat"),
-    ([True, False, True], ("ant", "cat", "dog"), "ant\ndog"),
-    (2.123456, (), "2.123"),
-    ([1, 2, 3, 4], (), "1, 2, 3"),
-    (b"x", (), ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("label", "names", "text"),
+    [
+        (1, ("cat", "dog"), "dog"),
+        ([0.25, 0.75], ("cat", "dog"), "0.75 dog\n0.25 cat"),
+        ([0.3, 0.2, 0.5], ("ant", "cat", "dog"), "0.50 dog\n0.30 ant\n0.20 cat"),
+        ([True, False, True], ("ant", "cat", "dog"), "ant\ndog"),
+        (2.123456, (), "2.123"),
+        ([1, 2, 3, 4], (), "1, 2, 3"),
+        (b"x", (), ""),
+    ],
+)
 def test_labels_are_told_as_far_as_they_fit(label, names, text):
     assert "\n".join(example_images.caption(np.array(label), names)) == text
 
@@ -118,11 +121,13 @@ NAMES_OF_100 = [f"class {i}" for i in range(100)]
         (arrays(labels=LABELS % 2), "no example is of class cat (of all)."),
         (ordered(LABELS % 2), "no example is of class cat (of the 500 looked at). Does the dataset come sorted by"),
         (ordered(np.sort(LABELS)), "no example is of class cat"),
-        (arrays(features=changed(np.s_[:90, 2], np.nan)[:400], labels=LABELS[:400]),
-         "90 of 400 examples looked at have features that are not finite"),
+        (
+            arrays(features=changed(np.s_[:90, 2], np.nan)[:400], labels=LABELS[:400]),
+            "90 of 400 examples looked at have features that are not finite",
+        ),
         (arrays(features=np.ones([900, 5, 5])), "all 500 examples looked at have the same features."),
     ],
-)  # fmt: skip
+)
 def test_a_likely_mistake_is_one_line_and_good_data_are_passed_over_in_silence(examples, expected):
     found = warnings(examples)
     assert len(found) == (expected is not None)
@@ -135,15 +140,27 @@ def test_features_are_looked_at_as_the_network_gets_them():
     assert len(warnings(arrays(), prepare=tf.math.log)) == 1
 
 
-@pytest.mark.parametrize(("examples", "line"), [
-    (lambda: arrays(labels=np.where(np.arange(900) == 899, 3, LABELS)), "mine: there is a label 3; labels are 0 to 2"),
-    (lambda: ordered(np.where(np.arange(900) == 0, 3, LABELS)), "mine: there is a label 3; labels are 0 to"),
-    (lambda: arrays(labels=0 * LABELS, names=NAMES[:1]), "mine: there is one class only, ant, and nothing"),
-    (lambda: element_workloads.workload(element_workloads.failing).examples(DataRequest("train")),
-     "failing train: the input failed: no such row"),
-    (lambda: tf_data.examples("none", lambda: tf.data.Dataset.from_tensor_slices(([1.0], [0])).skip(1), 1, NAMES),
-     "none: its dataset gives no examples"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("examples", "line"),
+    [
+        (
+            lambda: arrays(labels=np.where(np.arange(900) == 899, 3, LABELS)),
+            "mine: there is a label 3; labels are 0 to 2",
+        ),
+        (lambda: ordered(np.where(np.arange(900) == 0, 3, LABELS)), "mine: there is a label 3; labels are 0 to"),
+        (lambda: arrays(labels=0 * LABELS, names=NAMES[:1]), "mine: there is one class only, ant, and nothing"),
+        (
+            lambda: element_workloads.workload(element_workloads.failing).examples(DataRequest("train")),
+            "failing train: the input failed: no such row",
+        ),
+        (
+            lambda: tf_data.examples(
+                "none", lambda: tf.data.Dataset.from_tensor_slices(([1.0], [0])).skip(1), 1, NAMES
+            ),
+            "none: its dataset gives no examples",
+        ),
+    ],
+)
 def test_data_that_cannot_be_are_one_line(examples, line):
     with pytest.raises(errors.DataError, match=f"^{line}"):
         warnings(examples())

@@ -87,8 +87,10 @@ def test_what_chooses_looks_at_validation_examples_and_the_end_at_test_examples_
     assert found["validation"]["metrics"]["precision @ 1"]["mean"] == pytest.approx(value)
     assert jobs.read_json(tmp_path, "best.json")["last"]["value"] == pytest.approx(value)
     assert found["evaluation"]["metrics"]["precision @ 1"]["mean"] == pytest.approx(precision(tmp_path, "test"))
-    steps = [[event.step for event in jobs.events(tmp_path / name).Scalars("precision @ 1")]
-             for name in ("eval-validation", "eval")]  # fmt: skip
+    steps = [
+        [event.step for event in jobs.events(tmp_path / name).Scalars("precision @ 1")]
+        for name in ("eval-validation", "eval")
+    ]
     assert steps == [[10, 20], [20]] and "flatters" not in capsys.readouterr().out
     [evaluation] = saved_run.evaluate_run(EvaluateOptions(train_dir=str(tmp_path), split="validation"))
     assert evaluation.metrics["precision @ 1"].mean == pytest.approx(value) and evaluation.num_examples == 19

@@ -70,7 +70,8 @@ CASES = {
         r"^workload toy: tower_\d/metrics/.* fails on examples of toy test: .*\[3\].*\[8\]",
     ),
     "too few outputs for the loss": (
-        network(2), r"^toy train has 3 classes \(one, two, three\), but the network of workload toy gives 2 outputs\.",
+        network(2),
+        r"^toy train has 3 classes \(one, two, three\), but the network of workload toy gives 2 outputs\.",
     ),
     "too few outputs for labels that come later": (
         unnamed(network(2)),
@@ -86,7 +87,7 @@ CASES = {
         dataclasses.replace(TOY, inference=lambda x, training: toy_workload.layer(f"of_{training}", x, 3)),
         "^workload toy: its network has the variable of_False/.* for toy test, and none of that name in training",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("workload", "message"), CASES.values(), ids=CASES)

@@ -54,10 +54,20 @@ class Noting(v1.train.SessionRunHook):
 
 
 OPTIONS = dict(
-    keep_hardest=f"{EPOCH}:{SHARE}", dtype="float64", learning_rate=RATE, learning_rate_decay_factor=1.0, seed=3,
-    global_batch_size=BATCH, num_gpus=1, device="cpu", ema=0.0, check_towers="never", summary_every_steps=0,
-    check_data=False, label_smoothing=SMOOTHING,
-)  # fmt: skip
+    keep_hardest=f"{EPOCH}:{SHARE}",
+    dtype="float64",
+    learning_rate=RATE,
+    learning_rate_decay_factor=1.0,
+    seed=3,
+    global_batch_size=BATCH,
+    num_gpus=1,
+    device="cpu",
+    ema=0.0,
+    check_towers="never",
+    summary_every_steps=0,
+    check_data=False,
+    label_smoothing=SMOOTHING,
+)
 
 
 def train(folder, steps, workload=WORKLOAD, **options):

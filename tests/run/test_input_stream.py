@@ -28,10 +28,12 @@ def test_a_killed_run_goes_on_as_if_nobody_had_killed_it(whole_run, tmp_path, ca
     killed = tmp_path / "killed"
     jobs.train_toy(tmp_path / "other", [jobs.copy_after(17, tmp_path / "other", killed)], **options)
     assert jobs.saved_steps(killed) == [15]
-    for number, (assert_same, towers) in enumerate((
-        (jobs.assert_identical, dict(num_gpus=2)),
-        (jobs.assert_close, dict(num_gpus=4, batch_size=4, variable_update="mirrored")),
-    )):  # fmt: skip
+    for number, (assert_same, towers) in enumerate(
+        (
+            (jobs.assert_identical, dict(num_gpus=2)),
+            (jobs.assert_close, dict(num_gpus=4, batch_size=4, variable_update="mirrored")),
+        )
+    ):
         run = shutil.copytree(killed, tmp_path / f"run{number}")
         jobs.train_toy(run, max_steps=LAST_STEP, keep_checkpoints=0, **(OPTIONS | towers))
         assert "(resumed at step 15)" in capsys.readouterr().out
@@ -109,7 +111,11 @@ def test_a_dataset_that_will_not_do_is_one_line(make, batch_size, text, tmp_path
 
 def test_a_dataset_made_by_other_steps_is_refused(whole_run, tmp_path):
     shutil.copytree(whole_run, tmp_path / "run")
-    renamed = dataclasses.replace(element_workloads.IN_ORDER, examples=lambda request: dataclasses.replace(
-        element_workloads.IN_ORDER.examples(request), name=f"pipeline {request.split}"))  # fmt: skip
+    renamed = dataclasses.replace(
+        element_workloads.IN_ORDER,
+        examples=lambda request: dataclasses.replace(
+            element_workloads.IN_ORDER.examples(request), name=f"pipeline {request.split}"
+        ),
+    )
     with pytest.raises(errors.RunError, match="pipeline train: its dataset cannot be put where the checkpoint says"):
         jobs.train_toy(tmp_path / "run", max_steps=LAST_STEP + 5, **(OPTIONS | {"workload": renamed}))

@@ -84,9 +84,16 @@ def test_a_run_closes_with_its_result_and_commands_that_work(cifar10_run):
 
 @pytest.mark.parametrize(
     ("loss", "text"),
-    [(1234.5678, "1234.57"), (1, "1.00"), (0.0003941, "0.000394"), (3.94e-7, "3.94e-07"), (0, "0.00"),
-     (-0.01234, "-0.0123"), (float("nan"), "nan")],
-)  # fmt: skip
+    [
+        (1234.5678, "1234.57"),
+        (1, "1.00"),
+        (0.0003941, "0.000394"),
+        (3.94e-7, "3.94e-07"),
+        (0, "0.00"),
+        (-0.01234, "-0.0123"),
+        (float("nan"), "nan"),
+    ],
+)
 def test_a_small_loss_has_digits_that_count(loss, text):
     assert messages.as_loss(loss) == text
     assert f" loss = {text} (" in messages.step_line(10, loss, 1.0, 1.0)
@@ -193,11 +200,14 @@ def test_a_rate_that_is_not_known_yet_is_left_out(tmp_path, capsys):
     assert re.search(r"Done at step 1 of 1 after \d+\.\d s: loss \d\.\d+\.\n", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(("name", "text", "path"), [
-    ("mine.py", 'if __name__ == "__main__":', "mine:OWN"),
-    ("mine.py", "", None),
-    ("my-own.py", 'if __name__ == "__main__":', None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "text", "path"),
+    [
+        ("mine.py", 'if __name__ == "__main__":', "mine:OWN"),
+        ("mine.py", "", None),
+        ("my-own.py", 'if __name__ == "__main__":', None),
+    ],
+)
 def test_a_workload_of_the_running_program_is_named_where_that_can_be_imported(name, text, path, tmp_path, monkeypatch):
     main, own = sys.modules["__main__"], dataclasses.replace(toy_workload.WORKLOAD)
     (tmp_path / name).write_text(text)

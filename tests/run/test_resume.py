@@ -26,9 +26,14 @@ def test_the_result_is_returned_and_written(tmp_path):
     result = jobs.train_toy(tmp_path / "run", max_steps=12, log_every_steps=4)
     assert result.stopped_by == "last step"
     assert result == dataclasses.replace(
-        result, train_dir=str(tmp_path / "run"), step=12, data="toy train", notice=None,
-        checkpoint=str(tmp_path / "run" / "model.ckpt-12"), loss=jobs.metrics(tmp_path / "run")[-1]["loss"],
-    )  # fmt: skip
+        result,
+        train_dir=str(tmp_path / "run"),
+        step=12,
+        data="toy train",
+        notice=None,
+        checkpoint=str(tmp_path / "run" / "model.ckpt-12"),
+        loss=jobs.metrics(tmp_path / "run")[-1]["loss"],
+    )
     assert 0 < result.examples_per_sec < math.inf and result.seconds > 0
     started = jobs.read_json(tmp_path / "run", "run.json")["started"]
     assert jobs.read_json(tmp_path / "run", "result.json") == result.as_dict() | {"started": started}

@@ -109,8 +109,9 @@ except KeyboardInterrupt as error:
 """
 
 
-@pytest.mark.parametrize(("is_program", "said", "status"), [(False, "error: Left at once", 130),
-                                                            (True, "caught Left at once", 0)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("is_program", "said", "status"), [(False, "error: Left at once", 130), (True, "caught Left at once", 0)]
+)
 def test_a_second_interrupt_counts_at_once_also_inside_a_step_that_never_ends(is_program, said, status, tmp_path):
     """It ends `python -m tower_train`, and is an exception of a program that calls train()."""
     options = jobs.TOY | dict(num_gpus=1, batch_size=4, max_steps=20, log_every_steps=1, train_dir=str(tmp_path))

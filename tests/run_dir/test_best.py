@@ -132,8 +132,10 @@ def test_an_evaluation_of_a_step_that_was_lost_does_not_count_until_it_is_done_a
     resumed = opened(tmp_path)
     assert compared.is_over and not resumed.is_over and not resumed.is_kept
     assert [(resumed.begin(step), resumed.is_over) for step in (20, 25, 30)] == [
-        (False, False), (False, True), (True, True),
-    ]  # fmt: skip
+        (False, False),
+        (False, True),
+        (True, True),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,11 @@ class Disk:
         changes = {path: now.get(path) for path in {**now, **synced} if now.get(path) != synced.get(path)}
         orders = [names | {path: new.get(path)} for names, new in ((synced, now), (now, synced)) for path in changes]
         for names in (now, synced, *orders):
-            state = {str(path.relative_to(self._root)): self._contents.get(inode, b"")
-                     for path, inode in names.items() if inode in self._files}  # fmt: skip
+            state = {
+                str(path.relative_to(self._root)): self._contents.get(inode, b"")
+                for path, inode in names.items()
+                if inode in self._files
+            }
             if (self.saved, state) not in self.states:
                 self.states.append((self.saved, state))
 

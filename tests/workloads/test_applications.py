@@ -48,9 +48,17 @@ def run(data, weights, tmp_path_factory):
     """The folder of a run of 3 steps."""
     directory = tmp_path_factory.mktemp("run")
     config = tower_train.Config(
-        train_dir=str(directory), data_dir=str(data), max_steps=3, num_gpus=1, batch_size=8,
-        summary_every_steps=0, optimizer="adam", learning_rate=0.01, ema=0.5, device="cpu",
-    )  # fmt: skip
+        train_dir=str(directory),
+        data_dir=str(data),
+        max_steps=3,
+        num_gpus=1,
+        batch_size=8,
+        summary_every_steps=0,
+        optimizer="adam",
+        learning_rate=0.01,
+        ema=0.5,
+        device="cpu",
+    )
     tower_train.train(WORKLOAD, config, workload_options=OPTIONS | {"weights": str(weights)})
     return directory
 

@@ -116,9 +116,12 @@ class Averages:
         or a tf.function, where towers cannot meet."""
         tower = meeting.current()
         if (
-            tower is None or tower.count == 1 or _is_backward.get() or not meeting.can_meet()
+            tower is None
+            or tower.count == 1
+            or _is_backward.get()
+            or not meeting.can_meet()
             or not (sources is None or any(map(_is_variable, sources)))
-        ):  # fmt: skip
+        ):
             return [grad for grad, _ in compute(None)]
         weights = [self._unit if self._adds_up(tower, each) else self.shares[tower.place] for each in targets]
         factors = [_scalar(weight, each.dtype.base_dtype) for weight, each in zip(weights, targets, strict=True)]

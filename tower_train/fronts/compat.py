@@ -55,12 +55,24 @@ from tower_train.graph.stream import not_tuned
 _SEED_GENERATOR = "global_seed_generator"  # Keras' global attribute: of draws without a seed
 _LAYER_COUNTS = "object_name_uids"  # Keras' global attribute {prefix of a layer's name: how many there are}
 
-_DRAWS_OF_KERAS = ("normal", "truncated_normal", "uniform", "randint", "dropout", "beta", "binomial", "categorical",
-                   "gamma", "shuffle")  # fmt: skip
+_DRAWS_OF_KERAS = (
+    "normal",
+    "truncated_normal",
+    "uniform",
+    "randint",
+    "dropout",
+    "beta",
+    "binomial",
+    "categorical",
+    "gamma",
+    "shuffle",
+)
 DRAWS_OF_TENSORFLOW = {  # {type of an operation: its function}
-    "RandomStandardNormal": "random_standard_normal", "RandomUniform": "random_uniform",
-    "RandomUniformInt": "random_uniform_int", "TruncatedNormal": "truncated_normal",
-}  # fmt: skip
+    "RandomStandardNormal": "random_standard_normal",
+    "RandomUniform": "random_uniform",
+    "RandomUniformInt": "random_uniform_int",
+    "TruncatedNormal": "truncated_normal",
+}
 
 BaseOptimizer = base_optimizer.BaseOptimizer  # of all Keras optimizers
 FIRST_EPOCH = "_initial_epoch"  # attribute of a model: the epoch with which `fit` begins, as BackupAndRestore sets it
@@ -112,9 +124,7 @@ def thread_state() -> Callable[[], contextlib.AbstractContextManager]:
     graph, scope = tf.compat.v1.get_default_graph(), tf.compat.v1.get_variable_scope()
     graph.switch_to_thread_local()
     stacks = {name: getattr(graph, name) for name in ("_device_function_stack", "_colocation_stack")}
-    control, creators, names = (
-        graph._control_dependencies_stack, graph._variable_creator_stack, graph._name_stack
-    )  # fmt: skip
+    control, creators, names = (graph._control_dependencies_stack, graph._variable_creator_stack, graph._name_stack)
     keras_settings = vars(global_state.GLOBAL_STATE_TRACKER) | {_LAYER_COUNTS: None}
     summary_settings = dict(vars(summary_ops_v2._summary_state))
 

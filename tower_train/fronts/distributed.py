@@ -30,9 +30,12 @@ class DistributedOptimizer(v1.train.Optimizer):
     """
 
     def __init__(
-        self, optimizer: v1.train.Optimizer, name: str | None = None, dtype: tf.DType | None = None,
+        self,
+        optimizer: v1.train.Optimizer,
+        name: str | None = None,
+        dtype: tf.DType | None = None,
         sparse_as_dense: bool = False,
-    ):  # fmt: skip
+    ):
         """Wraps an optimizer; GraphError before tower_train.cluster.init().
 
         Args:

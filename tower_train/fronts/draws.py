@@ -18,9 +18,11 @@ _OF_NO_ROWS = ("beta", "binomial", "categorical", "gamma", "shuffle")  # of kera
 
 @contextlib.contextmanager
 def drawn_for_more(
-    rows: Callable[[Size, bool], tuple[Size, tf.Tensor] | None], program: str, op_seeds: Iterator[int],
+    rows: Callable[[Size, bool], tuple[Size, tf.Tensor] | None],
+    program: str,
+    op_seeds: Iterator[int],
     is_off: Callable[[], bool],
-) -> Iterator[list[Drawn]]:  # fmt: skip
+) -> Iterator[list[Drawn]]:
     """Makes keras.random and tf.random draw for more rows within this block, from the same seeds, and keeps some rows.
 
     Args:

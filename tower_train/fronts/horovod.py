@@ -10,18 +10,41 @@ from tower_train.graph import collectives
 from tower_train.graph.collectives import Keys, described
 
 __all__ = [
-    "Adasum", "Average", "BroadcastGlobalVariablesHook", "Compression", "DistributedOptimizer", "Sum", "allgather",
-    "allreduce", "broadcast", "broadcast_global_variables", "broadcast_variables", "init", "is_initialized",
-    "local_rank", "local_size", "rank", "session_config", "shutdown", "size", "target",
-]  # fmt: skip
+    "Adasum",
+    "Average",
+    "BroadcastGlobalVariablesHook",
+    "Compression",
+    "DistributedOptimizer",
+    "Sum",
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "broadcast_global_variables",
+    "broadcast_variables",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "rank",
+    "session_config",
+    "shutdown",
+    "size",
+    "target",
+]
 
 v1 = tf.compat.v1
 
 Average, Sum, Adasum = "average", "sum", "Adasum"
 _HOROVODS = (  # further arguments of its DistributedOptimizer, without effect, as the means are the same
-    "use_locking", "device_dense", "device_sparse", "gradient_predivide_factor", "average_aggregated_gradients",
-    "num_groups", "groups", "scale_local_gradients",
-)  # fmt: skip
+    "use_locking",
+    "device_dense",
+    "device_sparse",
+    "gradient_predivide_factor",
+    "average_aggregated_gradients",
+    "num_groups",
+    "groups",
+    "scale_local_gradients",
+)
 
 
 class Compression:
@@ -45,9 +68,13 @@ def shutdown() -> None:
 
 
 def DistributedOptimizer(  # noqa: N802
-    optimizer: v1.train.Optimizer, name: str | None = None, *, compression: tf.DType | None = Compression.none,
-    sparse_as_dense: bool = False, **horovods,
-) -> distributed.DistributedOptimizer:  # fmt: skip
+    optimizer: v1.train.Optimizer,
+    name: str | None = None,
+    *,
+    compression: tf.DType | None = Compression.none,
+    sparse_as_dense: bool = False,
+    **horovods,
+) -> distributed.DistributedOptimizer:
     """Makes a tower_train.DistributedOptimizer from the arguments of Horovod 0.28; GraphError for another `op` than
     Average, several backward passes, a process set or other arguments."""
     usual = {"op": Average, "backward_passes_per_step": 1, "process_set": None}
@@ -67,9 +94,14 @@ def broadcast_global_variables(root_rank: int) -> tf.Operation:
 
 
 def allreduce(
-    tensor: tf.Tensor, average: bool | None = None, device_dense: str = "", device_sparse: str = "",
-    compression: tf.DType | None = Compression.none, op: str | None = None, name: str | None = None,
-) -> tf.Tensor:  # fmt: skip
+    tensor: tf.Tensor,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: tf.DType | None = Compression.none,
+    op: str | None = None,
+    name: str | None = None,
+) -> tf.Tensor:
     """Adds tensors of one shape and dtype over workers, or by default averages them. It has no gradient.
 
     average=False means op=Sum; compression is a dtype to send it in. Names are the same in all workers; without them
@@ -81,9 +113,12 @@ def allreduce(
     tensor = tf.convert_to_tensor(tensor)
     sent = tensor if compression is None or not tensor.dtype.is_floating else tf.cast(tensor, compression)
     result = _between_workers(
-        "allreduce", name, sent, f"{op} of {described(tensor.dtype, tensor.shape)}",
+        "allreduce",
+        name,
+        sent,
+        f"{op} of {described(tensor.dtype, tensor.shape)}",
         lambda value, size, name: collectives.reduce(value, size, name, "Div" if op == Average else "Id"),
-    )  # fmt: skip
+    )
     return tf.cast(result, tensor.dtype)
 
 
@@ -94,9 +129,12 @@ def allgather(tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
     """
     tensor = tf.convert_to_tensor(tensor)
     return _between_workers(
-        "allgather", name, tensor, f"rows of {described(tensor.dtype, tensor.shape[1:])}",
+        "allgather",
+        name,
+        tensor,
+        f"rows of {described(tensor.dtype, tensor.shape[1:])}",
         lambda value, size, name: collectives.gather([value], size, name)[0][0],
-    )  # fmt: skip
+    )
 
 
 def broadcast(tensor: tf.Tensor, root_rank: int, name: str | None = None) -> tf.Tensor:
@@ -105,11 +143,14 @@ def broadcast(tensor: tf.Tensor, root_rank: int, name: str | None = None) -> tf.
     distributed.check_rank(root_rank)
     tensor = tf.convert_to_tensor(tensor)
     return _between_workers(
-        "broadcast", name, tensor, f"{described(tensor.dtype, tensor.shape)} of worker {root_rank}",
+        "broadcast",
+        name,
+        tensor,
+        f"{described(tensor.dtype, tensor.shape)} of worker {root_rank}",
         lambda value, size, name: collectives.broadcast(
             value if rank() == root_rank else None, tensor.dtype, tensor.shape, size, name
         ),
-    )  # fmt: skip
+    )
 
 
 def _between_workers(kind: str, name: str | None, tensor: tf.Tensor, meaning: str, make) -> tf.Tensor:

@@ -76,7 +76,7 @@ class LearningRateScheduleCallback(tf_keras.callbacks.Callback):
 
     def __init__(
         self, multiplier, start_epoch=0, end_epoch=None, staircase=True, momentum_correction=True, steps_per_epoch=None
-    ):  # fmt: skip
+    ):
         super().__init__()
         self.multiplier = multiplier if callable(multiplier) else lambda epoch: multiplier
         self.epochs = start_epoch, math.inf if end_epoch is None else end_epoch

@@ -139,10 +139,15 @@ class _Network:
             group = self._param_group(name)
             with layers.param_group(**group) if group else contextlib.nullcontext():
                 return v1.get_variable(
-                    name, v.shape, v.dtype, self._initializers[name], v.regularizer if v.trainable else None,
-                    trainable=v.trainable, constraint=v.constraint,
+                    name,
+                    v.shape,
+                    v.dtype,
+                    self._initializers[name],
+                    v.regularizer if v.trainable else None,
+                    trainable=v.trainable,
+                    constraint=v.constraint,
                     collections=None if v.trainable else moving_collections(trained and id(v) in self._moving),
-                )  # fmt: skip
+                )
 
         with v1.variable_scope(v1.get_variable_scope(), reuse=reuse):
             return {id(v): get(name, v) for name, v in self._variables.items()}

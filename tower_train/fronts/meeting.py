@@ -68,11 +68,14 @@ class Towers:
     """
 
     def __init__(
-        self, devices: Sequence[str], first: int = 0, count: int | None = None,
+        self,
+        devices: Sequence[str],
+        first: int = 0,
+        count: int | None = None,
         inside: Callable[[Tower], contextlib.AbstractContextManager] = contextlib.nullcontext,
         turn: Callable[[Tower], contextlib.AbstractContextManager] = contextlib.nullcontext,
         owner: Any = None,
-    ):  # fmt: skip
+    ):
         self.towers = [Tower(self, i, first + i, count or len(devices), name) for i, name in enumerate(devices)]
         self._inside, self._turn, self.owner = inside, turn, owner
         self._threads: list[_Thread] = []

@@ -11,9 +11,13 @@ from tower_train.graph.devices import HOST
 
 
 def multi_gpu_model(
-    model: keras.Model, gpus=None, cpu_merge: bool = True, cpu_relocation: bool = False, batch_norm: str = "global",
+    model: keras.Model,
+    gpus=None,
+    cpu_merge: bool = True,
+    cpu_relocation: bool = False,
+    batch_norm: str = "global",
     check_towers: str = "auto",
-):  # fmt: skip
+):
     """Makes a model that computes as `model`, with every batch split over several devices.
 
     The arguments are those of the `keras.utils.multi_gpu_model` that TensorFlow removed. All training is Keras' own, by

@@ -63,8 +63,10 @@ def place(gpus: int | Sequence[int] | None, argument: str, in_session: bool = Fa
 
 
 _CHOICES = {
-    "batch_norm": ("global", "tower"), "check_towers": ("auto", "never"), "jit_compile": ("auto", "always", "never"),
-}  # fmt: skip
+    "batch_norm": ("global", "tower"),
+    "check_towers": ("auto", "never"),
+    "jit_compile": ("auto", "always", "never"),
+}
 
 
 def check_choices(who: str, **arguments: str) -> None:

@@ -24,8 +24,26 @@ from tower_train.workload import Workload
 v1 = tf.compat.v1
 _MOST_MS = 600_000  # of a step: towers may wait for a mean that some do not take
 _SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank"})
-_REDUCTIONS = frozenset({"Mean", "Sum", "Max", "Min", "Prod", "Softmax", "LogSoftmax", "Cumsum", "TopKV2", "Unique",
-                         "L2Loss", "EuclideanNorm", "FusedBatchNormV3", "Any", "All", "LogSumExp"})  # fmt: skip
+_REDUCTIONS = frozenset(
+    {
+        "Mean",
+        "Sum",
+        "Max",
+        "Min",
+        "Prod",
+        "Softmax",
+        "LogSoftmax",
+        "Cumsum",
+        "TopKV2",
+        "Unique",
+        "L2Loss",
+        "EuclideanNorm",
+        "FusedBatchNormV3",
+        "Any",
+        "All",
+        "LogSumExp",
+    }
+)
 _KEEPING = ("LookupTable", "Queue", "Stack", "OrderedMap", "Barrier", "Stage", "Unstage")
 _CALLS_PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 _UNFETCHABLE = frozenset({"Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond", "RefSwitch", "RefMerge"})

@@ -108,17 +108,34 @@ def _configs(config: Config, graph: TrainingGraph) -> tuple[Config, Config]:
     turns = batches if normalizes else 1
     mirrored = devices > 1 and (config.variable_update == "mirrored" or layout.num_workers > 1)
     several = dataclasses.replace(
-        config, device="cpu", num_gpus=devices, gpus=None, batch_size=each, global_batch_size=None,
-        accumulate_steps=batches, variable_update="mirrored" if mirrored else "cpu", all_reduce=None,
-        check_mirrors_every_steps=0, augment_on="auto", worker_hosts=None, task_index=None,
-        elastic=None, wait_for_workers=False, batch_norm="global", summary_every_steps=0,
-        stall_timeout_secs=0, keep_hardest=None,
+        config,
+        device="cpu",
+        num_gpus=devices,
+        gpus=None,
+        batch_size=each,
+        global_batch_size=None,
+        accumulate_steps=batches,
+        variable_update="mirrored" if mirrored else "cpu",
+        all_reduce=None,
+        check_mirrors_every_steps=0,
+        augment_on="auto",
+        worker_hosts=None,
+        task_index=None,
+        elastic=None,
+        wait_for_workers=False,
+        batch_norm="global",
+        summary_every_steps=0,
+        stall_timeout_secs=0,
+        keep_hardest=None,
         jit_compile=config.jit_compile if len(_tower_ops(graph)) <= _MOST_COMPILED else "never",
-    )  # fmt: skip
+    )
     one = dataclasses.replace(
-        several, num_gpus=1, accumulate_steps=turns, variable_update="cpu",
+        several,
+        num_gpus=1,
+        accumulate_steps=turns,
+        variable_update="cpu",
         batch_size=each * devices * batches // turns,
-    )  # fmt: skip
+    )
     return several, one
 
 
@@ -158,10 +175,17 @@ def _compared(make: Callable[..., Trial], several: Config, one: Config, jit_comp
         return _where(alone, alone if begun else many, excess, comparison.epsilon(exact) ** 0.6, begun)
 
     return comparison.Comparison(
-        alone.train, many.train, alone.weights, exact, batches // turns, what, where,
+        alone.train,
+        many.train,
+        alone.weights,
+        exact,
+        batches // turns,
+        what,
+        where,
         by_tower=(lambda begin: make(several, batch_norm="tower").train(begin)) if is_by_tower else None,
-        resumes=True, alone=f"1, each with {turns} batches in turn," if turns > 1 else "1",
-    ).outcome()  # fmt: skip
+        resumes=True,
+        alone=f"1, each with {turns} batches in turn," if turns > 1 else "1",
+    ).outcome()
 
 
 def _where(one: Trial, many: Trial, excess: Sequence[Gap], tolerance: float, begun: Arrays | None) -> str:

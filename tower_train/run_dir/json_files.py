@@ -11,29 +11,54 @@ from tower_train.console import one_line
 
 RUN, RESULT, BEST, METRICS = "run.json", "result.json", "best.json", "metrics.jsonl"
 OF_EVALUATION = "val_"  # the beginning of the names of an evaluation's metrics, as Keras has them
-_NOUNS = {str: "text", str | None: "text or null", int: "a whole number", int | float: "a number", list: "a list",
-          dict: "an object", bool: "true or false", bool | None: "true, false or null"}  # fmt: skip
+_NOUNS = {
+    str: "text",
+    str | None: "text or null",
+    int: "a whole number",
+    int | float: "a number",
+    list: "a list",
+    dict: "an object",
+    bool: "true or false",
+    bool | None: "true, false or null",
+}
 _DTYPES = Config.__dataclass_fields__["dtype"].metadata["allowed"]
 _SCORE = {"step": int, "examples": int, "value": int | float}
 # {file: {field: type, or values}} of all fields that are read; one with a ? may be missing.
 _FIELDS = {
     RUN: {
-        "workload": str, "workload_file?": str | None, "dataset": str, "data.name": str, "data.fingerprint?": str,
+        "workload": str,
+        "workload_file?": str | None,
+        "dataset": str,
+        "data.name": str,
+        "data.fingerprint?": str,
         "data.class_names?": list,
-        "config.workload": str | None, "config.data_dir": str | None, "config.seed": int, "config.dtype": _DTYPES,
-        "config.ema": int | float, "config.deterministic?": bool,
-        "config.tensor_float_32?": bool | None, "workload_options?": dict, "global_batch?": int,
-        "random_numbers.by_example?": list, "versions?": dict, "started?": str,
-        "devices": list, "config.worker_hosts": str | None, "config.accumulate_steps": int,
-        "config.variable_update": str, "config.batch_norm": str,
-        "config.validation_fraction?": int | float, "config.eval_every_steps?": int,
+        "config.workload": str | None,
+        "config.data_dir": str | None,
+        "config.seed": int,
+        "config.dtype": _DTYPES,
+        "config.ema": int | float,
+        "config.deterministic?": bool,
+        "config.tensor_float_32?": bool | None,
+        "workload_options?": dict,
+        "global_batch?": int,
+        "random_numbers.by_example?": list,
+        "versions?": dict,
+        "started?": str,
+        "devices": list,
+        "config.worker_hosts": str | None,
+        "config.accumulate_steps": int,
+        "config.variable_update": str,
+        "config.batch_norm": str,
+        "config.validation_fraction?": int | float,
+        "config.eval_every_steps?": int,
     },
     RESULT: {"step?": int, "evaluation.step?": int, "validation.step?": int},
     BEST: {
-        "metric": str, "mode": str,
+        "metric": str,
+        "mode": str,
         **{f"{which}.{field}": kind for which in ("best", "last") for field, kind in _SCORE.items()},
     },
-}  # fmt: skip
+}
 
 
 def read(path: pathlib.Path) -> dict:

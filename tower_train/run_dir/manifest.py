@@ -57,8 +57,17 @@ def describe(
 
 _MOST_LETTERS = 200  # of a value in a line
 # Options whose values may differ between the workers of a cluster.
-_PER_WORKER = {"task_index", "worker_hosts", "train_dir", "data_dir", "override", "device", "gpus",
-        "log_device_placement", "wait_for_workers"}  # fmt: skip
+_PER_WORKER = {
+    "task_index",
+    "worker_hosts",
+    "train_dir",
+    "data_dir",
+    "override",
+    "device",
+    "gpus",
+    "log_device_placement",
+    "wait_for_workers",
+}
 
 
 def same_everywhere(now: dict, workload: Workload) -> dict:

@@ -10,9 +10,15 @@ SIZE = (32, 32)
 
 
 def input_fn(
-    file_pattern, labels, image_size=SIZE, shuffle=False, batch_size=64, num_epochs=None, buffer_size=4096,
+    file_pattern,
+    labels,
+    image_size=SIZE,
+    shuffle=False,
+    batch_size=64,
+    num_epochs=None,
+    buffer_size=4096,
     prefetch_buffer_size=None,
-):  # fmt: skip
+):
     table = tf.contrib.lookup.index_table_from_tensor(mapping=tf.constant(labels))
 
     def _map_func(filename):

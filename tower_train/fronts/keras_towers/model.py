@@ -27,9 +27,15 @@ class TowerModel(keras.Model):
     """
 
     def __init__(
-        self, template: keras.Model, towers: tuple[str, ...], merge_device: str, exchange: Exchange = ALONE,
-        batch_norm: str = "global", check_towers: str = "auto", summed: Summed | None = None,
-    ):  # fmt: skip
+        self,
+        template: keras.Model,
+        towers: tuple[str, ...],
+        merge_device: str,
+        exchange: Exchange = ALONE,
+        batch_norm: str = "global",
+        check_towers: str = "auto",
+        summed: Summed | None = None,
+    ):
         super().__init__(name=f"parallel_{template.name}", dtype=template.dtype_policy)
         self.summed = summed or Summed()
         self._is_compared = check_towers == "never" or len(towers) * exchange.size == 1

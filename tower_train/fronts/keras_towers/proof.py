@@ -42,9 +42,14 @@ def first_step(model: keras.Model, train: Callable, compare: Callable[[Sequence]
 @explained()
 @compat.without_tracing_remarks()
 def compare_steps(
-    towers: Callable[[int, str], keras.Model], alone: keras.Model, batches: Sequence, count: int, batch_norm: str,
-    rehearse: Callable[[Any], tuple[list, list[keras.Variable]]], is_first: bool = False,
-) -> Outcome:  # fmt: skip
+    towers: Callable[[int, str], keras.Model],
+    alone: keras.Model,
+    batches: Sequence,
+    count: int,
+    batch_norm: str,
+    rehearse: Callable[[Any], tuple[list, list[keras.Variable]]],
+    is_first: bool = False,
+) -> Outcome:
     """Compares a few steps of a model's towers with those of one device, and leaves the model as it was.
 
     They are computed in float64 if all of the model can be, else in its own dtype.

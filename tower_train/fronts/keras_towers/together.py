@@ -13,9 +13,12 @@ from tower_train.fronts import compat
 from tower_train.fronts.keras_towers.exchange import Exchange
 
 _WRITERS = (  # callbacks for the chief only
-    keras.callbacks.BackupAndRestore, keras.callbacks.CSVLogger, keras.callbacks.ModelCheckpoint,
-    keras.callbacks.RemoteMonitor, keras.callbacks.TensorBoard,
-)  # fmt: skip
+    keras.callbacks.BackupAndRestore,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TensorBoard,
+)
 
 
 def begin(workers: Exchange, model: keras.Model, towers: int) -> None:

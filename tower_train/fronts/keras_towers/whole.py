@@ -75,10 +75,14 @@ class Whole(Averages):
     def gradients(self, per_tower, weights=None):
         """Returns the gradients of the whole batch's loss, with the slices that one device would have."""
         return [
-            (whole if not isinstance(whole, tf.IndexedSlices) or _are_of_examples(first.indices)
-             else gradients.sum_rows(whole), variable)
+            (
+                whole
+                if not isinstance(whole, tf.IndexedSlices) or _are_of_examples(first.indices)
+                else gradients.sum_rows(whole),
+                variable,
+            )
             for (whole, variable), (first, _) in zip(super().gradients(per_tower, weights), per_tower[0], strict=True)
-        ]  # fmt: skip
+        ]
 
     def _add(self, tensors: Sequence) -> list:
         """Returns sums over processes; of IndexedSlices those with the rows of all."""

@@ -175,9 +175,15 @@ def maybe_download(filename, work_directory, source_url):
 
 
 def read_data_sets(
-    train_dir, fake_data=False, one_hot=False, dtype=np.float32, reshape=True, validation_size=5000, seed=None,
+    train_dir,
+    fake_data=False,
+    one_hot=False,
+    dtype=np.float32,
+    reshape=True,
+    validation_size=5000,
+    seed=None,
     source_url=SOURCE_URL,
-):  # fmt: skip
+):
     """Reads MNIST's four files in a folder, and downloads missing ones; the first images are for validation."""
     if fake_data:
         raise errors.ConfigError("read_data_sets(fake_data=True): there is no made-up data here. Leave it out.")

@@ -14,9 +14,12 @@ from tower_train.fronts import compat, placement
 from tower_train.fronts.keras_towers.model import TowerModel
 
 _NOW = {  # {an argument's name: its name today; None: it has no effect}
-    "lr": "learning_rate", "generator": "x", "nb_epoch": "epochs", "epsilon": "min_delta",
+    "lr": "learning_rate",
+    "generator": "x",
+    "nb_epoch": "epochs",
+    "epsilon": "min_delta",
     **dict.fromkeys("workers use_multiprocessing max_queue_size max_q_size pickle_safe schedule_decay".split()),
-}  # fmt: skip
+}
 _OPTIMIZERS = {  # {class: (learning rate by default, its further arguments in their order)}
     "SGD": (0.01, "momentum decay nesterov"),
     "RMSprop": (0.001, "rho epsilon decay"),

@@ -93,28 +93,42 @@ keras.engine                                     keras keras.layers
 keras.utils.multi_gpu_model                      tower_train.fronts.multi_gpu_model:multi_gpu_model
 """
 _BEFORE_1 = {  # {a name before TensorFlow 1.0: its name since then}
-    "mul": "multiply", "sub": "subtract", "neg": "negative", "pack": "stack", "unpack": "unstack",
-    "scalar_summary": "summary.scalar", "histogram_summary": "summary.histogram", "image_summary": "summary.image",
-    "merge_summary": "summary.merge", "merge_all_summaries": "summary.merge_all",
+    "mul": "multiply",
+    "sub": "subtract",
+    "neg": "negative",
+    "pack": "stack",
+    "unpack": "unstack",
+    "scalar_summary": "summary.scalar",
+    "histogram_summary": "summary.histogram",
+    "image_summary": "summary.image",
+    "merge_summary": "summary.merge",
+    "merge_all_summaries": "summary.merge_all",
     "train.SummaryWriter": "summary.FileWriter",
-}  # fmt: skip
+}
 
 _ONE_NAME = [  # (a regular expression of the beginning of a name, the name under which the table has it)
     (r"tensorflow\.compat\.v1", "tensorflow"),
     (r"tensorflow\.(python\.|contrib\.)?keras(\.(api|python))?(\.keras)?", "keras"),
-    (r"keras\.layers\.(core|convolutional|normalization|advanced_activations|recurrent|merge|pooling|embeddings|noise|"
-     r"wrappers|local|convolutional_recurrent|cudnn_recurrent)", "keras.layers"),
+    (
+        r"keras\.layers\.(core|convolutional|normalization|advanced_activations|recurrent|merge|pooling|embeddings|noise|"
+        r"wrappers|local|convolutional_recurrent|cudnn_recurrent)",
+        "keras.layers",
+    ),
     (r"keras\.utils\.\w+_utils", "keras.utils"),
     (r"keras\.backend\.tensorflow_backend", "keras.backend"),
     (r"keras\.engine\.(topology|training|sequential|base_layer|input_layer)", "keras.engine"),
     (r"horovod\.tensorflow\.keras", "horovod.keras"),
     (r"tensorflow\.python\.ops\.rnn_cell_impl", "tensorflow.python.ops.rnn_cell"),
     (r"tensorflow\.contrib\.(\w+)\.python(\.(ops|layers|training|learn|slim|tpu))*", r"tensorflow.contrib.\1"),
-    (r"tensorflow\.contrib\.(\w+)\.((core_)?rnn(_cell)?|hparam|learn_runner|run_config|estimators)",
-     r"tensorflow.contrib.\1"),
-    (r"tensorflow\.(contrib\.learn\.datasets|examples\.tutorials\.mnist)(\.mnist|\.base|\.input_data)?",
-     "tensorflow.examples.tutorials.mnist"),
-]  # fmt: skip
+    (
+        r"tensorflow\.contrib\.(\w+)\.((core_)?rnn(_cell)?|hparam|learn_runner|run_config|estimators)",
+        r"tensorflow.contrib.\1",
+    ),
+    (
+        r"tensorflow\.(contrib\.learn\.datasets|examples\.tutorials\.mnist)(\.mnist|\.base|\.input_data)?",
+        "tensorflow.examples.tutorials.mnist",
+    ),
+]
 
 
 def table(uses_keras_3: bool) -> dict[str, str]:

@@ -13,10 +13,23 @@ from tower_train.fronts.tf1 import names
 
 # Names that only programs with graphs and sessions use; a program of Keras without them keeps today's Keras.
 _OF_GRAPHS = {
-    "Session", "InteractiveSession", "ConfigProto", "GPUOptions", "get_session", "set_session", "placeholder",
-    "contrib", "MonitoredTrainingSession", "get_variable", "estimator", "get_default_graph", "flags", "horovod",
-    "train", "disable_eager_execution",
-}  # fmt: skip
+    "Session",
+    "InteractiveSession",
+    "ConfigProto",
+    "GPUOptions",
+    "get_session",
+    "set_session",
+    "placeholder",
+    "contrib",
+    "MonitoredTrainingSession",
+    "get_variable",
+    "estimator",
+    "get_default_graph",
+    "flags",
+    "horovod",
+    "train",
+    "disable_eager_execution",
+}
 _FRONTS = {  # {a word in a program: what its towers go through}
     "multi_gpu_model": "keras.utils.multi_gpu_model, of Keras 3 by tower_train.multi_gpu_model, of Keras 2 as it was",
     "MirroredStrategy": "an Estimator with a strategy, by the towers of tower_train.estimator",

@@ -21,9 +21,14 @@ _for_keras_2 = library.keras_lib.model_to_estimator
 
 
 def model_to_estimator(
-    keras_model: keras.Model | None = None, keras_model_path=None, custom_objects: dict | None = None, model_dir=None,
-    config: library.run_config.RunConfig | None = None, checkpoint_format: str = "saver", **only_keras_2,
-) -> Estimator:  # fmt: skip
+    keras_model: keras.Model | None = None,
+    keras_model_path=None,
+    custom_objects: dict | None = None,
+    model_dir=None,
+    config: library.run_config.RunConfig | None = None,
+    checkpoint_format: str = "saver",
+    **only_keras_2,
+) -> Estimator:
     """Makes an Estimator that trains a Keras model with its compiled losses, metrics and optimizer.
 
     It begins with the model's present weights, and does not change the model. A model without weights gets them with
@@ -71,9 +76,11 @@ class _KerasModelFn:
         before = [(v, tf.identity(graphs[id(v)])) for v in model.variables]
         with TowerScope(before) as scope, compat.moments_of_graph(lambda v: graphs[id(v)]):
             outputs = model(x, training=is_training)
-        predictions = outputs if isinstance(outputs, dict) else dict(
-            zip(keras_building.output_names(model, outputs), keras.tree.flatten(outputs), strict=True)
-        )  # fmt: skip
+        predictions = (
+            outputs
+            if isinstance(outputs, dict)
+            else dict(zip(keras_building.output_names(model, outputs), keras.tree.flatten(outputs), strict=True))
+        )
         if mode == library.api.ModeKeys.PREDICT:
             return library.api.EstimatorSpec(mode, predictions)
         compat.build_losses_and_metrics(model, x, labels)

@@ -44,8 +44,14 @@ class Batches:
     def _take_together(self, num_batches: int, all_reduce: AllReduce) -> list:
         """Takes the batches of a session.run, which ends in all workers as at the end of a data set if one lacks a
         batch or was asked to stop."""
-        asked = v1.get_variable("tower_train/asked_to_stop", [], tf.bool, v1.zeros_initializer(), trainable=False,
-                                collections=[v1.GraphKeys.LOCAL_VARIABLES])  # fmt: skip
+        asked = v1.get_variable(
+            "tower_train/asked_to_stop",
+            [],
+            tf.bool,
+            v1.zeros_initializer(),
+            trainable=False,
+            collections=[v1.GraphKeys.LOCAL_VARIABLES],
+        )
         self.ask_to_stop = asked.assign(True, read_value=False)
         optionals = []
         for _ in range(num_batches):

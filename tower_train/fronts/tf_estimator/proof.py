@@ -86,18 +86,27 @@ def _compared(
 
             is_by_tower = estimator.config.batch_norm == "tower"
             return comparison.Comparison(
-                train_one, several, one.weights, one.dtype, count,
+                train_one,
+                several,
+                one.weights,
+                one.dtype,
+                count,
                 f"{STEPS} steps of {size} examples, {one.dtype.name}",
                 by_tower=functools.partial(several, batch_norm="tower") if is_by_tower else None,
-            ).outcome()  # fmt: skip
+            ).outcome()
 
         return comparison.in_dtypes(["float64", None], compare)
 
 
 def _train(
-    folder: str, estimator, dtype: str | None, towers: Sequence[str], size: int, begin: Arrays | None = None,
+    folder: str,
+    estimator,
+    dtype: str | None,
+    towers: Sequence[str],
+    size: int,
+    begin: Arrays | None = None,
     batch_norm: str = "global",
-) -> "_Variables":  # fmt: skip
+) -> "_Variables":
     """Trains an Estimator, which begins with these values of its variables, on examples in a folder, `size` a tower.
 
     Returns the hook that saw its values. dtype: of the examples' numbers; None for their own.
@@ -117,10 +126,15 @@ def _train(
     if dtype or not config.is_chief:
         twin._warm_start_settings = None  # values of other dtypes, and the chief alone may be able to read them
     twin._config = config.alone(
-        model_dir=twin._model_dir, batch_norm=batch_norm, check_towers="never", save_checkpoints_secs=None,
-        save_checkpoints_steps=None, save_summary_steps=None, log_step_count_steps=None,
+        model_dir=twin._model_dir,
+        batch_norm=batch_norm,
+        check_towers="never",
+        save_checkpoints_secs=None,
+        save_checkpoints_steps=None,
+        save_summary_steps=None,
+        log_step_count_steps=None,
         tf_random_seed=1 if config.tf_random_seed is None else config.tf_random_seed,
-    )  # fmt: skip
+    )
     floats = compat.floatx(dtype) if dtype else contextlib.nullcontext()
     with floats, contextlib.suppress(NonFiniteLossError):  # the values after that are none
         twin.train(rows, hooks=[hook], steps=STEPS)

@@ -20,8 +20,17 @@ from tower_train.graph.devices import HOST
 v1 = tf.compat.v1
 # Each tower has its own: its total loss must not contain another's losses.
 _OF_ONE_TOWER = (v1.GraphKeys.LOSSES, v1.GraphKeys.UPDATE_OPS, v1.GraphKeys.SUMMARIES)
-_ASSIGNMENTS = ("assign", "assign_add", "assign_sub", "scatter_add", "scatter_sub", "scatter_update",
-                "scatter_nd_add", "scatter_nd_sub", "scatter_nd_update")  # fmt: skip
+_ASSIGNMENTS = (
+    "assign",
+    "assign_add",
+    "assign_sub",
+    "scatter_add",
+    "scatter_sub",
+    "scatter_update",
+    "scatter_nd_add",
+    "scatter_nd_sub",
+    "scatter_nd_update",
+)
 
 
 def assign(pairs) -> tf.Operation:

@@ -41,7 +41,7 @@ class Training:
 
     def __init__(
         self, placed: Devices, cluster: Cluster | None = None, batch_norm: str = "global", is_compiled: bool = False
-    ):  # fmt: skip
+    ):
         self.batch_norm, self.is_compiled = batch_norm, is_compiled
         self.cluster, self.worker, workers = cluster, cluster.rank if cluster else 0, cluster.size if cluster else 1
         self.num_towers = len(placed.towers) * workers
@@ -63,9 +63,12 @@ class Training:
         return collectives.reduce(value, self.all_reduce.num_workers, f"{self.name} sum")
 
     def update(
-        self, optimizer, grads_and_vars: GradientsAndVariables, apply: Callable[[GradientsAndVariables], tf.Operation],
+        self,
+        optimizer,
+        grads_and_vars: GradientsAndVariables,
+        apply: Callable[[GradientsAndVariables], tf.Operation],
         looks_itself: bool = False,
-    ) -> tf.Operation:  # fmt: skip
+    ) -> tf.Operation:
         """Applies the mean of all towers' gradients, once, by the first tower's optimizer, which all have from then on.
 
         apply: (means and variables) -> op. looks_itself: whether it handles gradients that are not finite.

@@ -39,10 +39,16 @@ class RunConfig(library.run_config.RunConfig):
     """
 
     def __init__(
-        self, *args, num_gpus: int | None = None, gpus: Sequence[int] | None = None,
-        worker_timeout_secs: float = Config.worker_timeout_secs, batch_norm: str = "global",
-        check_towers: str = "auto", jit_compile: str = "auto", **kwargs,
-    ):  # fmt: skip
+        self,
+        *args,
+        num_gpus: int | None = None,
+        gpus: Sequence[int] | None = None,
+        worker_timeout_secs: float = Config.worker_timeout_secs,
+        batch_norm: str = "global",
+        check_towers: str = "auto",
+        jit_compile: str = "auto",
+        **kwargs,
+    ):
         placement.check_choices("RunConfig", batch_norm=batch_norm, check_towers=check_towers, jit_compile=jit_compile)
         self._batch_norm, self._check_towers, self._jit_compile = batch_norm, check_towers, jit_compile
         self._num_gpus, self._gpus, self._worker_timeout_secs = num_gpus, gpus, worker_timeout_secs
