@@ -31,7 +31,7 @@ _OF_GRAPHS = {
     "disable_eager_execution",
 }
 _FRONTS = {  # {a word in a program: what its towers go through}
-    "multi_gpu_model": "keras.utils.multi_gpu_model, of Keras 3 by tower_train.multi_gpu_model, of Keras 2 as it was",
+    "multi_gpu_model": "keras.utils.multi_gpu_model: tower_train's for a Keras 3 model, the published one for Keras 2",
     "MirroredStrategy": "an Estimator with a strategy, by the towers of tower_train.estimator",
     "horovod": "Horovod's workers, by tower_train.horovod",
     "Estimator": "an Estimator, by tower_train.estimator; RunConfig(num_gpus=N) gives it towers",
@@ -40,16 +40,12 @@ _FRONTS = {  # {a word in a program: what its towers go through}
 
 
 class Program:
-    """The names in a program and in the files that it imports; ConfigError if one is not Python 3.
-
-    Attributes:
-      uses: [(a dotted name from its root on, such as tensorflow.contrib.slim; FILE:LINE)].
-      words: all words of its files.
-    """
+    """The names in a program and in the files that it imports; ConfigError if one is not Python 3."""
 
     def __init__(self, path: str):
+        # [(a dotted name from its root on, such as tensorflow.contrib.slim; FILE:LINE)]
         self.uses: list[tuple[str, str]] = []
-        self.words: set[str] = set()
+        self.words: set[str] = set()  # all words of its files
         files = [pathlib.Path(path)]
         for file in files:
             for module in self._read(file):
