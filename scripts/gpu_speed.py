@@ -189,8 +189,8 @@ def _kernels(options, **training) -> dict:
 def run_part(part: str, options) -> dict:
     if part in BENCHMARKS:
         return benchmark(part, options)
-    others = (equal, parts, recipe, profile, profile_resnet50)
-    return next(each for each in others if each.__name__ == part)(options)
+    others = {each.__name__: each for each in (equal, parts, recipe, profile, profile_resnet50)}
+    return others[part](options)
 
 
 def main(argv: list[str]) -> int:

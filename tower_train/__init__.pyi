@@ -1,4 +1,4 @@
-"""What type checkers and editors see of `tower_train`, whose names are loaded on first use."""
+"""The names of `tower_train` for type checkers and editors, which do not see those loaded on first use."""
 
 from tower_train import cluster as cluster
 from tower_train import data as data

@@ -4,7 +4,6 @@ import dataclasses
 import fnmatch
 import importlib.metadata
 import itertools
-import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -217,7 +216,7 @@ def _trainer(
     name: str,
     towers: int = 1,
     dtype: str = "float32",
-    of_config: Mapping[str, str] = types.MappingProxyType({}),
+    of_config: Mapping[str, str] | None = None,
     **more,
 ) -> Side:
     """Makes a side of tower_train. of_config: further options of Config; more: attributes of Side."""
@@ -227,7 +226,7 @@ def _trainer(
         device=options.device,
         towers=towers,
         dtype=dtype,
-        **of_config,
+        **(of_config or {}),
     )
     label = f"tower_train, {name.replace('/', ', ')}"
     return Side(f"tower_train/{name}", "tower_train.bench.trainer:train", arguments, towers, dtype, label=label, **more)

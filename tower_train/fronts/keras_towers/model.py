@@ -140,11 +140,10 @@ class TowerModel(keras.Model):
     def is_one_device(self) -> bool:
         """Returns whether the template's own steps, which Keras compiles as a whole, train as the only tower would: on
         the device that Keras takes, with all weights on it."""
-        if len(self.towers) * self.exchange.size > 1 or self.towers[0] not in ("/gpu:0", "/cpu:0"):
+        tower = self.towers[0]
+        if len(self.towers) * self.exchange.size > 1 or tower not in ("/gpu:0", "/cpu:0"):
             return False
-        return "cpu" in self.towers[0] or not any(
-            placement.of(each) == HOST for each in placement.weights(self.template)
-        )
+        return tower == "/cpu:0" or all(placement.of(each) != HOST for each in placement.weights(self.template))
 
     def compile_as_template(self) -> None:
         """Trains with what the template has been compiled with, if that was since."""
