@@ -65,6 +65,7 @@ setup(
         "Topic :: Software Development :: Libraries :: Python Modules",
     ],
     url=URL or None,
+    project_urls={"Issues": f"{URL}/issues"} if URL else {},  # where to reach the authors
     long_description=description(URL),
     long_description_content_type="text/markdown",
     packages=find_packages(include=["tower_train", "tower_train.*", "cifar10", "cifar10.*"]),
