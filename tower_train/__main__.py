@@ -1,15 +1,4 @@
-"""python -m tower_train: from a command line to a training."""
-
-import os
-import sys
-from collections.abc import Mapping, Sequence
-
-from tower_train import console, errors
-from tower_train.config import MOST_USED, Config, RecipeOptions
-from tower_train.options import command_line
-
-USAGE = """
-Trains a network with one replica (tower) per GPU: python -m tower_train --num_gpus=N [options]
+"""Trains a network with one replica (tower) per GPU: python -m tower_train --num_gpus=N [options]
 
 Without GPUs the towers live on logical CPU devices. Ctrl-C stops a run, --train_dir resumes it. --help beside
 --workload=NAME or --recipe=NAME also lists the workload's options and recipes, and shows the recipe's values.
@@ -18,6 +7,14 @@ Exit status: 0 done, 2 an option or a file is wrong, 3 a loss or gradient was no
 failed, 5 copies of a variable differ, 129 SIGHUP, 130 SIGINT and 143 SIGTERM to this or
 another worker, 138 a worker is missing: start all again.
 """
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from tower_train import console, errors
+from tower_train.config import MOST_USED, Config, RecipeOptions
+from tower_train.options import command_line
 
 
 def parse(argv: Sequence[str]) -> tuple[Config, dict]:
@@ -33,7 +30,7 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict]:
     trainers = command_line.option_fields(Config, RecipeOptions)
     first = command_line.parse_values(argv, trainers, known_only=True)
     if not first.keys() & {"workload", "recipe"}:
-        command_line.answer_help(argv, trainers, USAGE, MOST_USED)
+        command_line.answer_help(argv, trainers, __doc__, MOST_USED)
     # Not yet a Config: the workload's recipe may complete the options that go together.
     path = first.get("workload", Config.workload)
     console.import_tensorflow(talkative=first.get("log_device_placement", False))
@@ -55,7 +52,7 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict]:
     workload = workload.with_options(chosen)
     recipes = f"Recipes of {workload.name}: {', '.join(workload.recipes)}." if workload.recipes else ""
     shown = f"Values in brackets are those of {workload.name}'s recipe, where it has any." if workload.recipe else ""
-    usage = f"{USAGE}\n{recipes} {shown}"
+    usage = f"{__doc__}\n{recipes} {shown}"
     command_line.answer_help(argv, trainers | fields, usage, MOST_USED, {**workload.recipe, **chosen})
     return workload.config(**values), chosen
 

@@ -1,11 +1,4 @@
-"""python -m tower_train.benchmark: this trainer beside its rivals and the machine's ceiling."""
-
-from tower_train import console
-from tower_train.bench.sides import BenchmarkOptions
-from tower_train.options import command_line
-
-USAGE = """
-Measures tower_train, its rivals and this machine's rate of matrix products in turns, each in a process of its own:
+"""Measures tower_train, its rivals and this machine's rate of matrix products in turns, each in a process of its own:
 python -m tower_train.benchmark [--quick] [options]
 
 Prints a table and writes benchmark.json and, if matplotlib is installed, benchmark.svg and benchmark.png into --out;
@@ -14,9 +7,13 @@ other forms write files of their own name.
 Exit status: 0 done, 1 a side died or hangs, 2 an option or a file is wrong.
 """
 
+from tower_train import console
+from tower_train.bench.sides import BenchmarkOptions
+from tower_train.options import command_line
+
 
 def main(argv) -> int:
-    options = command_line.parse(argv, BenchmarkOptions, USAGE)
+    options = command_line.parse(argv, BenchmarkOptions, __doc__)
     console.import_tensorflow()
     from tower_train.bench import breakdown, comparison
 

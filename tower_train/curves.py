@@ -1,14 +1,4 @@
-"""python -m tower_train.curves: the curves of one or several runs."""
-
-import dataclasses
-import os
-
-from tower_train import console, errors
-from tower_train.inference import curves
-from tower_train.options import Options, command_line, option
-
-USAGE = """
-Draws the loss of training and validation, and the metrics, of runs that have been trained or still train:
+"""Draws the loss of training and validation, and the metrics, of runs that have been trained or still train:
 python -m tower_train.curves [options] TRAIN_DIR...
 
 Writes curves.png and curves.svg (for one run into its directory, for several into the current folder) and prints the
@@ -17,6 +7,13 @@ directories. Never replaces a file that it did not draw. Needs matplotlib.
 
 Exit status: 0 done, 2 an option or a file is wrong.
 """
+
+import dataclasses
+import os
+
+from tower_train import console, errors
+from tower_train.inference import curves
+from tower_train.options import Options, command_line, option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +25,7 @@ class CurvesOptions(Options):
 
 def main(argv) -> int:
     train_dirs: list[str] = []
-    options = command_line.parse(argv, CurvesOptions, USAGE, files=train_dirs)
+    options = command_line.parse(argv, CurvesOptions, __doc__, files=train_dirs)
     if not train_dirs:
         raise errors.ConfigError("No run is named. Give its directory, as the trainer names it in its first lines.")
     stem = options.out or (os.path.join(train_dirs[0], "curves") if len(train_dirs) == 1 else "curves")

@@ -1,11 +1,5 @@
-"""python -m tower_train.evaluate: the metrics of a run's checkpoints on the test examples."""
-
-from tower_train import console
-from tower_train.config import EvaluateOptions
-from tower_train.options import command_line
-
-USAGE = """
-Evaluates a run's newest checkpoint on every test example once: python -m tower_train.evaluate --train_dir=DIR [options]
+"""Evaluates a run's newest checkpoint on every test example once:
+python -m tower_train.evaluate --train_dir=DIR [options]
 
 Prints the metrics with their 95 % intervals, and writes them to DIR/result.json and, for TensorBoard, to DIR/eval; a
 line on standard error says so if that fails. With more than 200 classes there is no confusion
@@ -14,9 +8,13 @@ matrix.
 Exit status: 0 done, 2 an option or a file is wrong.
 """
 
+from tower_train import console
+from tower_train.config import EvaluateOptions
+from tower_train.options import command_line
+
 
 def main(argv) -> int:
-    options = command_line.parse(argv, EvaluateOptions, USAGE)
+    options = command_line.parse(argv, EvaluateOptions, __doc__)
     console.import_tensorflow(talkative=options.log_device_placement)
     from tower_train.inference import report, saved_run
 

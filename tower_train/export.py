@@ -1,13 +1,4 @@
-"""python -m tower_train.export: a run's network as a SavedModel."""
-
-import pathlib
-
-from tower_train import console
-from tower_train.config import ExportOptions
-from tower_train.options import command_line
-
-USAGE = """
-Writes a run's newest network as a SavedModel, or Keras model: python -m tower_train.export --train_dir=DIR [options]
+"""Writes a run's newest network as a SavedModel, or Keras model: python -m tower_train.export --train_dir=DIR [options]
 
 The signature serving_default maps raw features to the network's outputs or, if there are class_names, to logits,
 probabilities, the names of the most probable classes and the names of all classes; the signature files takes the
@@ -22,9 +13,15 @@ What is written is loaded again and compared with the run's network.
 Exit status: 0 done, 2 an option or a file is wrong.
 """
 
+import pathlib
+
+from tower_train import console
+from tower_train.config import ExportOptions
+from tower_train.options import command_line
+
 
 def main(argv) -> int:
-    options = command_line.parse(argv, ExportOptions, USAGE)
+    options = command_line.parse(argv, ExportOptions, __doc__)
     console.import_tensorflow()
 
     from tower_train.inference import saved_model

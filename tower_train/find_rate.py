@@ -1,4 +1,13 @@
-"""python -m tower_train.find_rate: a learning rate to begin with."""
+"""Suggests a learning rate, by a range test: python -m tower_train.find_rate [options of the training]
+
+Trains 200 steps, or --max_steps, whose rate grows from 1e-5 to 10 by the same factor each, until the loss is four times
+its lowest (Smith 2015, "Cyclical learning rates for training neural networks", section 3.3; fastai's lr_find). Draws
+the loss over the rate in find_rate.png in this folder, and suggests the rate at which it falls fastest, or a tenth of
+that of its lowest value if this is less. It is for this optimizer and batch, as --learning_rate means it: before
+--lr_scaling. Needs one process. No run is saved.
+
+Exit status: 0 done, 2 an option or a file is wrong, or no rate makes the loss fall.
+"""
 
 import dataclasses
 import importlib.util
@@ -13,17 +22,6 @@ from tower_train.config import MOST_USED, Config, RecipeOptions
 from tower_train.inference import curves
 from tower_train.options import command_line
 
-USAGE = """
-Suggests a learning rate, by a range test: python -m tower_train.find_rate [options of the training]
-
-Trains 200 steps, or --max_steps, whose rate grows from 1e-5 to 10 by the same factor each, until the loss is four times
-its lowest (Smith 2015, "Cyclical learning rates for training neural networks", section 3.3; fastai's lr_find). Draws
-the loss over the rate in find_rate.png in this folder, and suggests the rate at which it falls fastest, or a tenth of
-that of its lowest value if this is less. It is for this optimizer and batch, as --learning_rate means it: before
---lr_scaling. Needs one process. No run is saved.
-
-Exit status: 0 done, 2 an option or a file is wrong, or no rate makes the loss fall.
-"""
 _LOWEST, _HIGHEST, _STEPS = 1e-5, 10.0, 200
 _SMOOTHING, _DIVERGED = 0.98, 4.0  # as fastai: decay of the loss's moving average; times its lowest
 _LEAST_FALL = 0.005  # of the loss; less is noise
@@ -117,7 +115,7 @@ def draw(rates: np.ndarray, losses: np.ndarray, rate: float, label: str) -> str:
 
 
 def main(argv) -> int:
-    command_line.answer_help(argv, command_line.option_fields(Config, RecipeOptions), USAGE, MOST_USED)
+    command_line.answer_help(argv, command_line.option_fields(Config, RecipeOptions), __doc__, MOST_USED)
     if not importlib.util.find_spec("matplotlib"):
         raise errors.ConfigError("The curve needs matplotlib: pip install matplotlib.")
     config, workload_options = __main__.parse(argv)

@@ -1,4 +1,7 @@
-"""python -m tower_train.new_workload: a file to begin a workload with."""
+"""Writes NAME.py, a workload that trains as it is, for you to change: python -m tower_train.new_workload NAME
+
+Exit status: 0 done, 2 the name or the file is wrong.
+"""
 
 import importlib.util
 import keyword
@@ -8,17 +11,12 @@ import sys
 from tower_train import console, errors
 from tower_train.options import Options, command_line
 
-USAGE = """
-Writes NAME.py, a workload that trains as it is, for you to change: python -m tower_train.new_workload NAME
-
-Exit status: 0 done, 2 the name or the file is wrong.
-"""
 _TEMPLATE = pathlib.Path(__file__).parent / "workloads" / "template.py"
 
 
 def main(argv) -> int:
     names: list[str] = []
-    command_line.parse(argv, Options, USAGE, files=names)
+    command_line.parse(argv, Options, __doc__, files=names)
     if len(names) != 1 or not names[0].isidentifier() or keyword.iskeyword(names[0]):
         raise errors.ConfigError(
             f"Got {' '.join(names) or 'no name'}: give one name, of letters, digits and _, for the workload and "

@@ -1,16 +1,4 @@
-"""python -m tower_train.predict: a run's predictions for image files or arrays of features."""
-
-from collections.abc import Callable
-
-import numpy as np
-
-from tower_train import console, errors
-from tower_train.config import PredictOptions
-from tower_train.inference import example_files
-from tower_train.options import command_line
-
-USAGE = """
-Prints a network's outputs, or the most probable classes:
+"""Prints a network's outputs, or the most probable classes:
 python -m tower_train.predict --train_dir=DIR [options] FILE...
 
 A file is an image; or NAME.npy, an array of raw features [examples, ...], like the workload's before `prepare`; or
@@ -21,10 +9,19 @@ file that cannot be used, and the next ones follow.
 Exit status: 0 done, 2 an option or a file is wrong.
 """
 
+from collections.abc import Callable
+
+import numpy as np
+
+from tower_train import console, errors
+from tower_train.config import PredictOptions
+from tower_train.inference import example_files
+from tower_train.options import command_line
+
 
 def main(argv) -> int:
     paths: list[str] = []
-    options = command_line.parse(argv, PredictOptions, USAGE, files=paths)
+    options = command_line.parse(argv, PredictOptions, __doc__, files=paths)
     if not paths:
         raise errors.ConfigError("No file is named. Give images, or .npy files of features, after the options.")
     used = [path for path in paths if _is_used(example_files.read, path)]  # first, as a network takes seconds to load

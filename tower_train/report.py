@@ -1,4 +1,8 @@
-"""python -m tower_train.report: a run as one HTML file."""
+"""Writes a run, even one that is still training, as one HTML file, to be read without a network: python -m
+tower_train.report [options] TRAIN_DIR
+
+Writes TRAIN_DIR/report.html, unless another file is there. Exit status: 0 done, 2 an option or a file is wrong.
+"""
 
 import dataclasses
 import pathlib
@@ -6,13 +10,6 @@ import pathlib
 from tower_train import console, errors, files
 from tower_train.config import RunDataOptions, RunOptions
 from tower_train.options import RUN, command_line, option
-
-USAGE = """
-Writes a run, even one that is still training, as one HTML file, to be read without a network: python -m
-tower_train.report [options] TRAIN_DIR
-
-Writes TRAIN_DIR/report.html, unless another file is there. Exit status: 0 done, 2 an option or a file is wrong.
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +21,7 @@ class ReportOptions(RunDataOptions):
 
 def main(argv) -> int:
     train_dirs: list[str] = []
-    options = command_line.parse(argv, ReportOptions, USAGE, files=train_dirs)
+    options = command_line.parse(argv, ReportOptions, __doc__, files=train_dirs)
     if len(train_dirs) != 1:
         raise errors.ConfigError("Name one run: its directory, as the trainer names it in its first lines.")
     console.import_tensorflow()
