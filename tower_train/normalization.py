@@ -5,10 +5,8 @@ exact gradients, so that N towers are one. So are tf.nn.moments and fused_batch_
 --batch_norm=tower each tower has its own. Moving statistics are updated once per step.
 """
 
-import contextlib
 import functools
 import re
-import threading
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -325,37 +323,14 @@ def notes(tower: context.Context) -> list[str]:
     return []
 
 
-class _Replaced:
-    """TensorFlow's functions that normalise, replaced as long as a block in any thread wants it."""
-
-    def __init__(self):
-        self._lock, self._blocks, self._plain = threading.Lock(), 0, []
-
-    def __enter__(self):
-        with self._lock:
-            self._blocks += 1
-            if self._blocks > 1:
-                return
-            replacements = {"moments": _moments, "fused_batch_norm": _fused_batch_norm}
-            modules = (nn_impl, nn, v1.nn)  # tf.nn.moments calls that of nn_impl
-            self._plain = [(module, name, getattr(module, name)) for module in modules for name in replacements]
-            for module, name, plain in self._plain:
-                setattr(module, name, functools.partial(replacements[name], plain))
-
-    def __exit__(self, *_):
-        with self._lock:
-            self._blocks -= 1
-            for module, name, plain in self._plain if not self._blocks else ():
-                setattr(module, name, plain)
-
-
-_REPLACED = _Replaced()
-
-
-def over_towers() -> contextlib.AbstractContextManager:
-    """Lets TensorFlow's functions that normalise do so over all towers within this block, where they do it over a
-    tower's batch. Outside of towers, as in another thread, they stay as they are."""
-    return _REPLACED
+@functools.cache
+def replace_functions() -> None:
+    """Lets TensorFlow's functions that normalise do so over all towers from now on, if a tower normalises its batch by
+    them. Outside of towers, as in another thread, they stay as they are."""
+    for name, replacement in (("moments", _moments), ("fused_batch_norm", _fused_batch_norm)):
+        plain = getattr(nn_impl, name)
+        for module in (nn_impl, nn, v1.nn):  # tf.nn.moments calls that of nn_impl
+            setattr(module, name, functools.update_wrapper(functools.partial(replacement, plain), plain))
 
 
 def _is_of_batch(inputs: tf.Tensor, axes: Sequence[int]) -> bool:

@@ -28,12 +28,12 @@ def tower_scope(
 ) -> Iterator[context.Context]:
     """Builds a tower within this block: on its device, in its name scope, on these variables, with these random
     numbers. shared: what the contexts of all towers have in common."""
+    normalization.replace_functions()  # tf.nn.moments and the like too, if they normalise a tower's batch
     inputs = tf.nest.flatten(batch, expand_composites=True)
     with (
         variables.tower(tower, seeded(plan.config.seed)),
         xla.compiled(plan.is_compiled, tower.device),
         shared.enter_tower(tower.index, draws, tower.turn, inputs) as entered,
-        normalization.over_towers(),  # tf.nn.moments and the like too, if they normalise a tower's batch
     ):
         yield entered
 

@@ -60,7 +60,8 @@ class Step:
             self.meet(None, lambda _: None, "the end of the step")
             return result
 
-        with normalization.over_towers(), contextlib.ExitStack() as stack:
+        normalization.replace_functions()
+        with contextlib.ExitStack() as stack:
             for layer in compat.sublayers(self.model):
                 if getattr(layer, "synchronized", False):  # over all towers as others are, and by no strategy
                     stack.enter_context(compat.replaced(layer, "synchronized", False))

@@ -85,8 +85,8 @@ class ModelTowers:
             self._only_by_the_first(variable)
         if mode == api.ModeKeys.TRAIN:
             self._training.before_update = self._assign_noted
-        with normalization.over_towers():
-            specs = self._towers.run(lambda tower: model_fn(*self._batches[tower.place]))
+        normalization.replace_functions()
+        specs = self._towers.run(lambda tower: model_fn(*self._batches[tower.place]))
         if self._training.is_compiled:
             xla.leave_out_other_devices(v1.get_default_graph())
         spec, num_towers = specs[0], self._training.num_towers
