@@ -19,7 +19,7 @@ def same_data():
 def no_comparison(monkeypatch, request):
     """Trainings that compare nothing first, which would take most of the time, but in tests that ask for `compared`."""
     if "compared" not in request.fixturenames:
-        monkeypatch.setattr(keras_proof, "first_step", lambda model, train, compare: train)
+        monkeypatch.setattr(keras_proof, "first_step", lambda parallel, train: train)
         monkeypatch.setattr(estimator_proof, "compare_first", lambda estimator, input_fn: None)
 
 

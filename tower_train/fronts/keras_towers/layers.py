@@ -1,10 +1,12 @@
 """Outputs and added losses of a Keras model's layers in a step: on one device and in towers."""
 
+import collections
 import contextlib
 import inspect
 import itertools
 import os
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable
 from typing import NamedTuple
 
 import keras
@@ -15,22 +17,16 @@ from tower_train.fronts import compat
 from tower_train.fronts.keras_building import output_names
 from tower_train.proof.operations import MEAN, SUM, relation
 
-Key = tuple[int, int]  # of a loss that a layer adds: the layer's id, and how many it added before in the step
-
-
-class Summed:
-    """The losses that a model's layers add as sums over examples, once they are known. Keras would copy a mere set."""
-
-    def __init__(self):
-        self.keys: set[Key] = set()
+# {layer: which of the losses that it adds in a step are sums over examples}, once that is known
+_SUMS: weakref.WeakKeyDictionary[keras.Layer, set[int]] = weakref.WeakKeyDictionary()
 
 
 class Seen(NamedTuple):
-    """A tensor that a layer computed: an output, or a loss that it adds, which has a key."""
+    """A tensor that a layer computed: an output, or a loss that it adds."""
 
     layer: keras.Layer
-    key: Key | None
     tensor: tf.Tensor
+    loss: int | None = None  # how many losses the layer added before this one in the step; None for an output
     output: str = ""  # its name, if it is one of a model's
 
     def __str__(self) -> str:
@@ -41,46 +37,56 @@ class Seen(NamedTuple):
         is_kerass = type(self.layer).__module__.startswith("keras.")
         where = "" if code is None or is_kerass else f", {os.path.basename(code.co_filename)}:{code.co_firstlineno}"
         what = (
-            "the loss that it adds, which is neither a mean nor a sum over examples (make the tensor an output of the "
-            "model and the loss one for `compile`)"
+            "its outputs"
+            if self.loss is None
+            else "the loss that it adds, which is neither a mean nor a sum over examples (make the tensor an output of "
+            "the model and the loss one for `compile`)"
         )
-        return f"{self.layer.path} ({type(self.layer).__name__}{where}): {what if self.key else 'its outputs'}"
+        return f"{self.layer.path} ({type(self.layer).__name__}{where}): {what}"
 
 
-@contextlib.contextmanager
-def _seen() -> Iterator[list[Seen]]:
-    """Notes what layers compute in this thread within this block, in their order; not in loops and functions."""
-    seen, graph, counts = [], tf.compat.v1.get_default_graph(), {}
+def _added_by(add: Callable):
+    """Lets layers in this thread within a block add add(layer, number of the loss among the layer's, loss); a context
+    manager."""
+    numbers = collections.defaultdict(itertools.count)
 
-    def note(layer: keras.Layer, value, key: Key | None = None, output: str = "") -> None:
+    def add_loss(original, layer, loss):
+        return original(layer, add(layer, next(numbers[id(layer)]), loss))
+
+    return compat.replaced_here(keras.Layer, "add_loss", add_loss)
+
+
+def _seen(step: Callable[[], None]) -> list[Seen]:
+    """Does a step and returns what layers compute in it, in their order; not in loops and functions."""
+    seen, graph = [], tf.compat.v1.get_default_graph()
+
+    def note(layer: keras.Layer, value, *more) -> None:
         for leaf in tf.nest.flatten(value, expand_composites=True):
             if tf.is_tensor(leaf) and leaf.dtype.is_floating and getattr(leaf, "graph", None) is graph:
-                seen.append(Seen(layer, key, leaf, output))
+                seen.append(Seen(layer, leaf, *more))
 
     def call(original, layer, *args, **kwargs):
         outputs = original(layer, *args, **kwargs)
         if isinstance(layer, keras.Model):
             for name, output in zip(output_names(layer, outputs), keras.tree.flatten(outputs), strict=False):
-                note(layer, output, output=name)
+                note(layer, output, None, name)
         else:
             note(layer, outputs)
         return outputs
 
-    def add_loss(original, layer, loss):
-        note(layer, loss, (id(layer), next(counts.setdefault(id(layer), itertools.count()))))
-        return original(layer, loss)
+    def add(layer, number, loss):
+        note(layer, loss, number)
+        return loss
 
-    with (
-        compat.replaced_here(keras.Layer, "__call__", call),
-        compat.replaced_here(keras.Layer, "add_loss", add_loss),
-    ):
-        yield seen
+    with compat.replaced_here(keras.Layer, "__call__", call), _added_by(add):
+        step()
+    return seen
 
 
-def compare_layers(
+def differing_layer(
     alone: Callable[[], None], in_towers: Callable[[Callable], list], tolerance: float, reset: Callable[[], None]
-) -> tuple[Seen | None, set[Key]]:
-    """Does a step on one device and in towers, and compares what the layers compute.
+) -> Seen | None:
+    """Does a step on one device and in towers; returns the first thing that layers in towers compute otherwise.
 
     Args:
       alone: does the step.
@@ -88,53 +94,39 @@ def compare_layers(
       tolerance: relative, of what counts as equal.
       reset: gives variables their first values, before either.
 
-    Returns:
-      The first thing that towers compute otherwise, or None; and the added losses that are sums over examples.
+    From then on it is known which of the losses that layers add are sums over examples.
     """
-    kept: dict[str, list] = {}
 
-    def one() -> list[tf.Tensor]:
-        with _seen() as seen:
-            alone()
-        kept["one"] = seen
-        return [each.tensor for each in seen]
+    def computed(steps: Callable[[], list[list[Seen]]]) -> tuple[list[list[Seen]], list[list[tf.Tensor]]]:
+        seen: list[list[Seen]] = []
 
-    def around(step: Callable) -> list[Seen]:
-        with _seen() as seen:
-            step()
-        return seen
+        def run() -> list[list[tf.Tensor]]:
+            seen[:] = steps()
+            return [[each.tensor for each in of_tower] for of_tower in seen]
 
-    def many() -> list[list[tf.Tensor]]:
-        kept["many"] = in_towers(around)
-        return [[each.tensor for each in seen] for seen in kept["many"]]
-
-    def values(function: Callable):
         reset()
-        return tf.function(function, autograph=False)()
+        return seen, tf.function(run, autograph=False)()
 
-    whole, by_tower = values(one), values(many)
-    first, sums = None, set()
-    for seen, value, *parts in zip(kept["one"], whole, *by_tower, strict=False):
+    [whole], [values] = computed(lambda: [_seen(alone)])
+    _, by_tower = computed(lambda: in_towers(_seen))
+    first = None
+    for seen, value, *parts in zip(whole, values, *by_tower, strict=False):
         axes = range(1) if seen.output else None  # a model's outputs are joined by their first axis
         found = relation(np.asarray(value), list(map(np.asarray, parts)), tolerance, axes)
-        if seen.key and found == SUM:
-            sums.add(seen.key)
-        elif first is None and (found is None or (seen.key and found not in ("same", MEAN))):
+        if seen.loss is not None and found == SUM:
+            _SUMS.setdefault(seen.layer, set()).add(seen.loss)
+        elif first is None and (found is None or (seen.loss is not None and found not in ("same", MEAN))):
             first = seen
-    return first, sums
+    return first
 
 
-@contextlib.contextmanager
-def summed(keys: set[Key], share: tf.Tensor) -> Iterator[None]:
-    """Lets layers in a tower within this block add losses that are sums over examples such that the mean over towers,
-    weighted by their share of the examples, is the sum over all."""
-    counts: dict[int, itertools.count] = {}
+def sums_divided(share: tf.Tensor):
+    """Lets layers in a tower within a block add losses that are sums over examples such that the mean over towers,
+    weighted by their share of the examples, is the sum over all; a context manager."""
 
-    def add_loss(original, layer, loss):
-        key = id(layer), next(counts.setdefault(id(layer), itertools.count()))
-        if key in keys:
+    def add(layer, number, loss):
+        if number in _SUMS.get(layer, ()):
             loss = keras.tree.map_structure(lambda each: tf.math.divide_no_nan(each, tf.cast(share, each.dtype)), loss)
-        return original(layer, loss)
+        return loss
 
-    with compat.replaced_here(keras.Layer, "add_loss", add_loss) if keys else contextlib.nullcontext():
-        yield
+    return _added_by(add) if _SUMS else contextlib.nullcontext()

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import operator
 from collections.abc import Callable
 
 import keras
@@ -12,11 +13,9 @@ from tower_train.fronts import compat, parts, placement
 from tower_train.fronts.keras_towers import fit, proof, together
 from tower_train.fronts.keras_towers.calls import explained
 from tower_train.fronts.keras_towers.exchange import ALONE, Exchange
-from tower_train.fronts.keras_towers.layers import Summed
 from tower_train.fronts.keras_towers.step import Program, Step, rehearse
 from tower_train.graph import xla
 from tower_train.graph.devices import HOST
-from tower_train.proof.comparison import Outcome
 
 
 class TowerModel(keras.Model):
@@ -34,19 +33,16 @@ class TowerModel(keras.Model):
         exchange: Exchange = ALONE,
         batch_norm: str = "global",
         check_towers: str = "auto",
-        summed: Summed | None = None,
     ):
         super().__init__(name=f"parallel_{template.name}", dtype=template.dtype_policy)
-        self.summed = summed or Summed()
-        self._is_compared = check_towers == "never" or len(towers) * exchange.size == 1
-        self.template, self.towers = template, towers
+        self.template, self.towers, self.num_towers = template, towers, len(towers) * exchange.size
+        self._is_compared = check_towers == "never" or self.num_towers == 1
         self.merge_device, self.exchange, self.batch_norm_over = merge_device, exchange, batch_norm
         self._train = fit.own if compat.is_overridden(template, "train_step") else fit.train
-        self.built, self._compiled = template.built, compat.compiled(template)
+        self.built, self._compiled = template.built, None
         together.begin(exchange, template, len(towers))
         self._optimizers: list | None = None  # None before they have their variables
-        if template.compiled:
-            self._compile_as_template()
+        self.compile_as_template()
 
     def __getattr__(self, name):
         """Looks up other attributes in the template: its inputs, output_names, and the user's own."""
@@ -79,8 +75,8 @@ class TowerModel(keras.Model):
     def compile(self, *args, **kwargs):
         """Compiles the template, with the arguments of its own `compile`; ConfigError for eager steps."""
         self.template.compile(*args, **kwargs)
-        self._optimizers = None
-        self._compile_as_template()
+        self._compiled = None
+        self.compile_as_template()
 
     def check(self, x, y=None, sample_weight=None) -> str:
         """Shows on the first of these examples that the towers train what one device trains, by Keras' own step or the
@@ -97,34 +93,22 @@ class TowerModel(keras.Model):
           ConfigError: too few examples.
           GraphError: the towers differ by more than rounding; the message names the variable.
         """
-        data = x, y, sample_weight
-        return self._compare(proof.first_batches(data, len(self.towers) * self.exchange.size)).proved().line
+        batches = proof.first_batches((x, y, sample_weight), self.num_towers)
+        return proof.compare_steps(self, batches).proved().line
 
-    def _compare(self, batches, is_first: bool = False) -> Outcome:
-        devices = self.towers * self.exchange.size
-
-        def towers(count: int, batch_norm: str) -> TowerModel:
-            return TowerModel(
-                self.template, devices[:count], self.merge_device, ALONE, batch_norm, "never", self.summed
-            )
-
-        def rehearsed(batch) -> tuple:
-            optimizers, assigned = rehearse(self.template, self._train, batch, self.towers)
-            if is_first:
-                self._begin(optimizers)
-            return optimizers, assigned
-
-        return proof.compare_steps(
-            towers, self.template, batches, len(devices), self.batch_norm_over, rehearsed, is_first=is_first
-        )
+    def of_towers(self, count: int, batch_norm: str) -> "TowerModel":
+        """Returns the same in so many towers of this process alone, whose variables are there, for a comparison."""
+        devices = (self.towers * self.exchange.size)[:count]
+        several = TowerModel(self.template, devices, self.merge_device, ALONE, batch_norm, "never")
+        several._optimizers = []
+        return several
 
     def make_train_function(self, force=False):
         """Makes Keras' function of a step; its first call compares towers with one device."""
         is_made = self.train_function is not None and not force
         super().make_train_function(force)
         if not (is_made or self._is_compared):
-            compare = functools.partial(self._compare, is_first=True)
-            self.train_function = proof.first_step(self, self.train_function, compare)
+            self.train_function = proof.first_step(self, self.train_function)
 
     @property
     def trained_variables(self) -> list[keras.Variable]:
@@ -141,20 +125,16 @@ class TowerModel(keras.Model):
         """Returns whether the template's own steps, which Keras compiles as a whole, train as the only tower would: on
         the device that Keras takes, with all weights on it."""
         tower = self.towers[0]
-        if len(self.towers) * self.exchange.size > 1 or tower not in ("/gpu:0", "/cpu:0"):
+        if self.num_towers > 1 or tower not in ("/gpu:0", "/cpu:0"):
             return False
         return tower == "/cpu:0" or all(placement.of(each) != HOST for each in placement.weights(self.template))
 
     def compile_as_template(self) -> None:
-        """Trains with what the template has been compiled with, if that was since."""
-        if self.template.compiled and any(
-            now is not then for now, then in zip(compat.compiled(self.template), self._compiled, strict=True)
-        ):
-            self._optimizers = None
-            self._compile_as_template()
-
-    def _compile_as_template(self) -> None:
-        self._compiled = compat.compiled(self.template)
+        """Trains with what the template is compiled with, if that is not so yet."""
+        now, then = compat.compiled(self.template), self._compiled
+        if not self.template.compiled or then and all(map(operator.is_, now, then)):
+            return
+        self._compiled, self._optimizers = now, None
         if self.template.run_eagerly:
             raise errors.ConfigError(
                 "run_eagerly=True: the towers' step is a graph of several devices. Leave it out; to debug, fit the "
@@ -178,13 +158,17 @@ class TowerModel(keras.Model):
         if compat.is_overridden(self.template, "predict_step"):
             return self.template.predict_step(data)
         if not self.template.built:
-            rehearse(self.template, fit.predict, data, self.towers)
+            self.rehearse(data, fit.predict, begins=False)
         return Step(self, data, ALONE).run(fit.predict)[0]
 
-    def _begin(self, optimizers: list[keras.optimizers.Optimizer]) -> None:
-        """Notes the optimizers, which have their variables; all workers begin with the chief's."""
-        self._optimizers = optimizers or None  # none of an evaluation
-        together.synchronize(self.exchange, self.trained_variables)
+    def rehearse(self, data, program: Program | None = None, begins: bool = True) -> tuple[list, list[keras.Variable]]:
+        """Makes all variables that a step on a batch needs, as step.rehearse, of the training's program unless it is
+        another. If the step begins, all workers get the chief's."""
+        optimizers, assigned = rehearse(self.template, program or self._train, data, self.towers)
+        if begins:
+            self._optimizers = optimizers or None  # none of an evaluation
+            together.synchronize(self.exchange, self.trained_variables)
+        return optimizers, assigned
 
     def train_around(self, data, around: Callable) -> list:
         """Does a step in each tower as around(function that does it) says; returns over towers what that returned."""
@@ -195,7 +179,7 @@ class TowerModel(keras.Model):
         """Does a step in all towers; returns its report."""
         data = keras.tree.map_structure(parts.as_tensor, data)
         if self._optimizers is None:
-            self._begin(rehearse(self.template, program, data, self.towers)[0])
+            self.rehearse(data, program)
         self.exchange.begin("evaluation" if program is fit.test else "training", data)
         step = Step(self, data, self.exchange)
         returned = step.run(program)

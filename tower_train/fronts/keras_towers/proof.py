@@ -5,7 +5,6 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -14,7 +13,7 @@ import tensorflow as tf
 from tower_train import console
 from tower_train.fronts import compat, parts
 from tower_train.fronts.keras_towers.calls import explained
-from tower_train.fronts.keras_towers.layers import Seen, compare_layers
+from tower_train.fronts.keras_towers.layers import Seen, differing_layer
 from tower_train.fronts.keras_towers.step import updates_noted
 from tower_train.graph.random_state import source_line
 from tower_train.proof import comparison, operations
@@ -23,17 +22,18 @@ from tower_train.proof.comparison import STEPS, Arrays, Outcome, Training, Value
 _HOW_NOT = "multi_gpu_model(check_towers='never')"
 
 
-def first_step(model: keras.Model, train: Callable, compare: Callable[[Sequence], Outcome]) -> Callable:
-    """Returns a model's training function for its first step, before which it compares that step's batches."""
+def first_step(parallel, train: Callable) -> Callable:
+    """Returns a TowerModel's training function for its first step, before which it compares that step's batches."""
 
     def step(iterator):
         if not isinstance(iterator, tf.data.Iterator):  # of train_on_batch
             return train(iterator)
-        batches = list(itertools.islice(iterator, model.steps_per_execution))
+        batches = list(itertools.islice(iterator, parallel.steps_per_execution))
         if batches:
             with compat.random_states_kept():
-                console.say(comparison.before_training(lambda: compare(batches), _HOW_NOT).line)
-        model.train_function = train
+                compare = functools.partial(compare_steps, parallel, batches, is_first=True)
+                console.say(comparison.before_training(compare, _HOW_NOT).line)
+        parallel.train_function = train
         return train(iter(compat.as_dataset(batches, iterator.element_spec)) if batches else iterator)
 
     return step
@@ -41,31 +41,22 @@ def first_step(model: keras.Model, train: Callable, compare: Callable[[Sequence]
 
 @explained()
 @compat.without_tracing_remarks()
-def compare_steps(
-    towers: Callable[[int, str], keras.Model],
-    alone: keras.Model,
-    batches: Sequence,
-    count: int,
-    batch_norm: str,
-    rehearse: Callable[[Any], tuple[list, list[keras.Variable]]],
-    is_first: bool = False,
-) -> Outcome:
-    """Compares a few steps of a model's towers with those of one device, and leaves the model as it was.
+def compare_steps(parallel, batches: Sequence, is_first: bool = False) -> Outcome:
+    """Compares a few steps of a TowerModel with those of its template on one device, and leaves it as it was.
 
     They are computed in float64 if all of the model can be, else in its own dtype.
 
     Args:
-      towers: (number, how they normalise) -> the model with so many towers.
-      alone: the compiled model, with the same variables.
+      parallel: compiled. Of several workers each compares by itself as many towers as all have.
       batches: as steps take them; the examples are their first ones.
-      count, batch_norm: of the training's towers.
-      rehearse: batch -> the optimizers of a step on it, which it makes ready, and the variables that are assigned.
       is_first: whether nobody asked: then it may be of fewer towers and examples.
 
     Raises ConfigError if there are too few examples, or the model cannot be compared.
     """
-    count, each, began = min(count, comparison.MOST_TOWERS) if is_first else count, comparison.EACH, time.monotonic()
-    (optimizers, assigned), adds_losses = rehearse(batches[0]), compat.adds_losses(alone)
+    alone, each, began = parallel.template, comparison.EACH, time.monotonic()
+    count = min(parallel.num_towers, comparison.MOST_TOWERS) if is_first else parallel.num_towers
+    optimizers, assigned = parallel.rehearse(batches[0], begins=is_first)
+    adds_losses = compat.adds_losses(alone)
     if is_first and comparison.announce(2, 5 * (time.monotonic() - began), _HOW_NOT):  # of tracing, most of all
         count, each = 2, comparison.EACH // 2
     variables = [*alone.variables, *(v for each in optimizers for v in each.variables), *alone.metrics_variables]
@@ -79,22 +70,22 @@ def compare_steps(
         float64 = compat.in_float64(variables) if dtype == "float64" else contextlib.nullcontext()
         with float64, compat.replaced(alone, "train_function", None):  # which is traced anew
             trial = _Trial(variables, alone, rows, is_float64=dtype == "float64")
-            several = towers(count, "global")
-            by_tower = trial.training(towers(count, "tower")) if batch_norm == "tower" else None
+            several, is_by_tower = parallel.of_towers(count, "global"), parallel.batch_norm_over == "tower"
+            by_tower = trial.training(parallel.of_towers(count, "tower")) if is_by_tower else None
 
-            def differing_layer() -> tuple[Seen | None, set]:
+            def differing() -> Seen | None:
                 around = functools.partial(several.train_around, rows[0])
                 tolerance = comparison.epsilon(np.dtype(dtype)) ** 0.6
-                return compare_layers(lambda: alone.train_step(rows[0]), around, tolerance, trial.reset)
+                return differing_layer(lambda: alone.train_step(rows[0]), around, tolerance, trial.reset)
 
             def where(*_) -> str:
                 with contextlib.suppress(Exception):  # of a step that cannot be looked into: the variable is known
-                    return comparison.model_differs(begins=differing_layer()[0])
+                    return comparison.model_differs(begins=differing())
                 return comparison.model_differs()
 
             try:
-                if adds_losses:
-                    several.summed.keys.update(differing_layer()[1])  # of all that `towers` makes
+                if adds_losses:  # which of them are sums is known from then on
+                    differing()
                 what = f"{steps} steps of {parts.batch_size(rows[0])} examples, {dtype}"
                 one, all_towers = trial.training(alone), trial.training(several)
                 compared = one, all_towers, trial.weights, np.dtype(dtype), count, what, where, by_tower

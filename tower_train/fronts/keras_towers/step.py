@@ -83,7 +83,7 @@ class Step:
             self._scopes[tower.place],
             drawn as tower.draws,
             self.whole.inside(tower, [leaf for leaf in leaves if leaf.shape.rank], self._parallel.batch_norm_over),
-            layers.summed(self._parallel.summed.keys, part.share),
+            layers.sums_divided(part.share),
             xla.compiled(self._parallel.is_compiled, tower.device, "tower"),
         ):
             yield
