@@ -97,17 +97,7 @@ class Averages:
         sums = meeting.meet(
             values, lambda asked: self._add([tf.add_n(each) for each in zip(*asked, strict=True)]), what
         )
-
-        @tf.custom_gradient  # of the sums too, or variables that they were computed from would count as the function's
-        def with_gradient(*tensors):
-            def gradient(*grads):
-                return *self.sum(grads, f"the gradient of {what}"), *(None for _ in grads)
-
-            return list(tensors[len(values) :]), gradient
-
-        sums = with_gradient(*values, *sums)
-        tower.same.update(each.op for each in sums)
-        return sums
+        return linked(values, sums, lambda *grads: self.sum(grads, f"the gradient of {what}"))
 
     def _taken(
         self, compute: Callable, targets: Sequence, sources: Sequence | None, is_recorded: bool
@@ -119,7 +109,7 @@ class Averages:
             tower is None
             or tower.count == 1
             or _is_backward.get()
-            or not meeting.can_meet()
+            or not tower.towers.are_here
             or not (sources is None or any(map(_is_variable, sources)))
         ):
             return [grad for grad, _ in compute(None)]
@@ -151,23 +141,18 @@ class Averages:
 
     def _differentiable(self, mine: Gradient, mean: Gradient, what: str) -> Gradient:
         """Returns a mean of gradients, with its gradient."""
-        is_sparse = isinstance(mean, tf.IndexedSlices)
 
-        @tf.custom_gradient
-        def with_gradient(_, tensor):
-            def gradient(grad):
-                if is_sparse:
-                    raise errors.GraphError(
-                        f"{what}: the gradient of a gradient that is rows of a table is not averaged over towers. "
-                        "Compute such a penalty without the table, or train in one tower."
-                    )
-                return self.sum([grad], f"the gradient of {what}")[0], None
-
-            return tf.identity(tensor), gradient
+        def gradient(grad):
+            if isinstance(mean, tf.IndexedSlices):
+                raise errors.GraphError(
+                    f"{what}: the gradient of a gradient that is rows of a table is not averaged over towers. "
+                    "Compute such a penalty without the table, or train in one tower."
+                )
+            return self.sum([grad], f"the gradient of {what}")
 
         with tf.device(_tensor(mean).device):  # where its variable is
-            linked = with_gradient(_tensor(mine), _tensor(mean))
-        return tf.IndexedSlices(linked, mean.indices, mean.dense_shape) if is_sparse else linked
+            [copy] = linked([_tensor(mine)], [_tensor(mean)], gradient)
+        return tf.IndexedSlices(copy, mean.indices, mean.dense_shape) if isinstance(mean, tf.IndexedSlices) else copy
 
     def _mean_gradients(self, tower: Tower, pairs: GradientsAndVariables, is_differentiable: bool) -> list[Gradient]:
         """Returns a tower's means of gradients over all towers; None for variables without a gradient in any."""
@@ -223,6 +208,21 @@ class Averages:
             return False
         draw_whole(reached, tower.draws)  # noise on gradients belongs to no example
         return True
+
+
+def linked(mine: Sequence[tf.Tensor], merged: Sequence[tf.Tensor], gradient: Callable) -> list[tf.Tensor]:
+    """Returns a tower's copies of tensors that all towers have made of those of each.
+
+    gradient: gradients of the copies -> a sequence of those of the tower's own.
+    """
+
+    @tf.custom_gradient  # of what is merged too, or variables that it was computed from would count as the function's
+    def copied(*tensors):
+        return list(tensors[len(mine) :]), lambda *grads: (*gradient(*grads), *(None for _ in merged))
+
+    copies = copied(*mine, *merged)
+    meeting.current().same.update(copy.op for copy in copies)
+    return copies
 
 
 def _is_variable(source) -> bool:

@@ -113,25 +113,20 @@ class Towers:
 
         return program
 
-    def meet(self, tower: Tower, mine: Any, merge: Callable[[list], Any], what: str):
-        """As the function `meet`, in one of these towers."""
-        if tower.count > 1 and not self.are_here():
-            raise errors.GraphError(
-                f"{what} is inside of a branch, a loop or a tf.function, where towers cannot meet to average it. Put "
-                "it outside: compute in the branch what is to be applied. Or train in one tower."
-            )
+    def merged(self, place: int, mine: Any, merge: Callable[[list], Any], what: str) -> Any:
+        """As `meet`, in the tower of this place."""
         if not self._threads:
             with _merging():
                 return merge([mine])
-        thread = self._threads[tower.place]
-        thread.wait_for_others(mine, what)
-        if tower.place == 0:
+        self._threads[place].wait_for_others(mine, what)
+        if place == 0:
             with _merging():
                 self._merged = merge([each.mine for each in self._threads])
         return self._merged
 
+    @property
     def are_here(self) -> bool:
-        """As `can_meet`."""
+        """Whether this place of the program is in the graph of the towers, not in a branch, loop or function."""
         return v1.get_default_graph() is self._graph and compat.control_flow() is self._flow
 
     def _check_place(self) -> None:
@@ -209,9 +204,11 @@ def meet(mine: Any, merge: Callable[[list], Any], what: str) -> Any:
     what: for messages, and the same in all towers. Raises GraphError inside of a branch of a graph.
     """
     tower = current()
-    return merge([mine]) if tower is None else tower.towers.meet(tower, mine, merge, what)
-
-
-def can_meet() -> bool:
-    """Returns whether this place of the program is in the graph of the towers, not in a branch, loop or function."""
-    return current().towers.are_here()
+    if tower is None:
+        return merge([mine])
+    if tower.count > 1 and not tower.towers.are_here:
+        raise errors.GraphError(
+            f"{what} is inside of a branch, a loop or a tf.function, where towers cannot meet to average it. Put it "
+            "outside: compute in the branch what is to be applied. Or train in one tower."
+        )
+    return tower.towers.merged(tower.place, mine, merge, what)

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.fronts import compat, meeting, parts
+from tower_train.fronts.averages import linked
 from tower_train.fronts.keras_building import output_names
 from tower_train.fronts.keras_towers.step import NOTED, Step
 
@@ -74,20 +75,15 @@ def _joined(step: Step, mine, whole):
 
     def gradient(grad):
         if mine.shape.rank == 0:
-            return step.whole.gradient_of_mean(grad), None
+            return [step.whole.gradient_of_mean(grad)]
         merge = lambda asked: step.whole.gradients_of_rows(*zip(*asked, strict=True))  # noqa: E731
         over_towers = step.meet((grad, tf.shape(mine)[0]), merge, "the gradient of steps.join")
         my_grad = over_towers[meeting.current().place]
         missing = tf.shape(mine)[0] - tf.shape(my_grad)[0]  # of a tower without examples
         my_grad = tf.pad(my_grad, [[0, missing], *[[0, 0]] * (mine.shape.rank - 1)])
-        return tf.ensure_shape(my_grad, mine.shape), None
+        return [tf.ensure_shape(my_grad, mine.shape)]
 
-    @tf.custom_gradient  # of the whole too, or TensorFlow would look for variables in all that it was computed from
-    def copied(_, joined):
-        return tf.identity(joined), gradient
-
-    copy = copied(mine, whole)
-    meeting.current().same.add(copy.op)
+    [copy] = linked([mine], [whole], gradient)
     attached = compat.attached(mine)
     compat.attach(copy, {name: _joined(step, attached[name], each) for name, each in compat.attached(whole).items()})
     return copy
@@ -178,7 +174,7 @@ def _measuring(update_state: Callable, _) -> Callable:
             return update_state(metric, *args, **kwargs)
 
         def merge(asked):
-            args, kwargs = step.whole.values(asked) if step.whole.count > 1 else asked[0]
+            args, kwargs = step.whole.values(asked)
             return update_state(metric, *args, **kwargs)
 
         return step.meet((args, kwargs), merge, f"update_state of {metric.name}")

@@ -188,7 +188,7 @@ class _StepScope(TowerScope):
         return compat.storage(variable) if value is None else value
 
     def add_update(self, update):
-        if meeting.can_meet():
+        if meeting.current().towers.are_here:
             super().add_update(update)
         elif meeting.current().place == 0:  # in a loop or a branch, such as the state of a layer that draws there
             compat.assign_here(*update)

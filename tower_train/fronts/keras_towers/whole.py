@@ -48,6 +48,8 @@ class Whole(Averages):
     def values(self, structures: Sequence):
         """Returns the batch's value of a structure that each tower has: scalars are means over examples; of what is no
         tensor it is the first tower's."""
+        if self.count == 1:
+            return structures[0]
         per_tower = list(map(keras.tree.flatten, structures))
         found = dict(enumerate(per_tower[0]))
         scalars = [i for i, value in found.items() if tf.is_tensor(value) and value.shape.rank == 0]
