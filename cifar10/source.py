@@ -8,8 +8,8 @@ import shutil
 import tarfile
 
 from cifar10 import generated, records
-from tower_train import errors, workload
-from tower_train.data import directories, remote
+from tower_train import errors, files, workload
+from tower_train.data import remote
 
 DATASETS = ("auto", "cifar10", "generated")
 FOLDER = "cifar-10-batches-bin"
@@ -45,7 +45,7 @@ def examples(request: workload.DataRequest) -> workload.Examples:
 
 def locate(request: workload.DataRequest) -> tuple[pathlib.Path, str]:
     """Returns the folder of the .bin files, and the reason for drawn images or ''. Raises DataError like `examples`."""
-    directory = directories.chosen(request.data_dir)
+    directory = files.data_directory(request.data_dir)
     if request.dataset == "generated":
         return generated.generate(directory), "as --dataset=generated asks."
     if folder := find_cifar10(directory):

@@ -3,9 +3,9 @@
 import dataclasses
 import functools
 import math
-import re
 
 from tower_train import errors, options
+from tower_train.files import check_folder
 from tower_train.options import Options, as_text, option, rules
 
 _towers = functools.partial(option, group=options.TOWERS)
@@ -23,20 +23,6 @@ MOST_USED = (  # options of the trainer, which --help shows first
     "num_gpus workload recipe dataset data_dir train_dir batch_size max_steps epochs optimizer momentum learning_rate "
     "lr_schedule warmup_epochs dtype seed save_every_steps log_every_steps eval_every_steps eval_at_end"
 ).split()
-
-
-def is_remote(path: str) -> bool:
-    """Returns whether a path names a place in another system, such as gs://bucket/run."""
-    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", path) is not None  # one slash: pathlib makes that of two
-
-
-def check_folder(path: str | None, shown: str) -> None:
-    """Raises ConfigError for a folder that is in no file system; messages call it `shown`."""
-    if path and is_remote(path):
-        raise errors.ConfigError(
-            f"{shown}: it must be a local or mounted folder, as files are locked and renamed in it. Mount that store, "
-            "or give a local folder and copy it later."
-        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,9 +1,10 @@
-"""Opens and reads files of runs and of data, which anybody may have put there. No TensorFlow here."""
+"""Folders of runs and of data, and the files in them, which anybody may have put there. No TensorFlow here."""
 
 import contextlib
 import errno
 import os
 import pathlib
+import re
 import stat
 from collections.abc import Iterator
 
@@ -87,3 +88,37 @@ def is_at(file, path: pathlib.Path) -> bool:
         return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
     except FileNotFoundError:
         return False
+
+
+def is_remote(path: str) -> bool:
+    """Returns whether a path names a place in another system, such as gs://bucket/run."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", path) is not None  # one slash: pathlib makes that of two
+
+
+def check_folder(path: str | None, shown: str) -> None:
+    """Raises ConfigError for a folder that is in no file system; messages call it `shown`."""
+    if path and is_remote(path):
+        raise errors.ConfigError(
+            f"{shown}: it must be a local or mounted folder, as files are locked and renamed in it. Mount that store, "
+            "or give a local folder and copy it later."
+        )
+
+
+def data_directory(data_dir: str | None = None) -> pathlib.Path:
+    """Returns a directory of data, --data_dir; if that is None, $TOWER_TRAIN_DATA, or else tower_train in the user's
+    cache directory ($XDG_CACHE_HOME or ~/.cache).
+
+    Raises:
+      ConfigError: it is not a path of a file system.
+      DataError: there is no such home directory as it begins with.
+    """
+    if data_dir is None:
+        cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        data_dir = os.environ.get("TOWER_TRAIN_DATA") or os.path.join(cache, "tower_train")
+    check_folder(data_dir, data_dir)
+    try:
+        return pathlib.Path(data_dir).expanduser()
+    except RuntimeError:
+        raise errors.DataError(
+            f"{data_dir}: there is no such home directory. Name a directory with --data_dir."
+        ) from None

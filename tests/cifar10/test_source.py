@@ -14,8 +14,8 @@ import time
 import pytest
 
 from cifar10 import generated, records, source
-from tower_train import console, errors
-from tower_train.data import directories, remote
+from tower_train import console, errors, files
+from tower_train.data import remote
 from tower_train.workload import DataRequest
 
 FILES = [*records.ALL_FILES, records.CLASS_NAMES_FILE]
@@ -122,7 +122,7 @@ def test_what_is_not_there_or_not_whole_is_an_error_and_no_download(network, cif
 )
 def test_default_directory_follows_the_environment(monkeypatch, environment, expected):
     monkeypatch.setattr(os, "environ", {"HOME": "/home/me"} | environment)
-    assert str(directories.default_directory()) == expected
+    assert str(files.data_directory()) == expected
 
 
 def _packed():

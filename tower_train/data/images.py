@@ -11,7 +11,6 @@ import numpy as np
 
 from tower_train import errors, files, host
 from tower_train.data import arrays, decoding, publish
-from tower_train.data.directories import default_directory
 from tower_train.data.image_files import Listing
 from tower_train.data.image_labels import readable
 from tower_train.examples import TRAIN, Examples
@@ -49,7 +48,7 @@ def examples(
         bad = images.decode_all()
     else:
         kind = f"{size}x{channels}" if cache == "disk" else "checked"
-        folder = default_directory() / "image_folder" / f"{listing.fingerprint(modified=True)}-pillow-{kind}-blake2"
+        folder = files.data_directory() / "image_folder" / f"{listing.fingerprint(modified=True)}-pillow-{kind}-blake2"
         bad = _remembered(images, folder, cache == "disk")
     good = np.setdiff1d(np.arange(len(listing.names)), list(bad))
     left_out = _left_out(listing, bad, good, skip_bad)

@@ -14,9 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import __version__, errors
-from tower_train.config import Config, is_remote
+from tower_train.config import Config
 from tower_train.console import one_line
 from tower_train.examples import Examples
+from tower_train.files import is_remote
 from tower_train.options import Options
 from tower_train.workload import Workload, source_file
 

@@ -10,7 +10,8 @@ import pathlib
 import tensorflow as tf
 
 from tower_train import layers
-from tower_train.data import augmentation, directories, idx, remote
+from tower_train.data import augmentation, idx, remote
+from tower_train.files import data_directory
 from tower_train.workload import DataRequest, Examples, Workload
 
 v1 = tf.compat.v1
@@ -35,7 +36,7 @@ FILES = tuple(
 
 def examples(request: DataRequest) -> Examples:
     """Reads the images of a split from --data_dir or `fashion-mnist` in it, gzipped or not; downloads missing ones."""
-    directory = directories.chosen(request.data_dir)
+    directory = data_directory(request.data_dir)
     folder = directory if _has_files(directory) else download(directory)
     prefix = _PREFIXES[request.split]
     paths = [_find(folder, name.format(prefix)) for name in (_IMAGES, _LABELS)]

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from tower_train import errors, layers
 from tower_train.data import augmentation, image_files, image_labels, images
-from tower_train.data.directories import expanded
 from tower_train.examples import SPLITS
+from tower_train.files import data_directory
 from tower_train.options import AUGMENTATION, DATA, option
 from tower_train.workload import DataRequest, Examples, Workload
 from tower_train.workloads import applications
@@ -101,7 +101,7 @@ def workload(options: FolderOptions) -> Workload:
     def examples(request: DataRequest) -> Examples | None:
         if request.data_dir is None:
             raise errors.ConfigError("--data_dir is missing. Name the folder that holds train/CLASS/*.jpeg.")
-        directory = expanded(request.data_dir)
+        directory = data_directory(request.data_dir)
         listing = image_files.find(
             directory, request.split, request.validation_fraction, options.group_pattern, request.seed, options.labels
         )
