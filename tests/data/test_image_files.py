@@ -108,7 +108,7 @@ def test_images_in_folders_below_a_class_are_of_it_as_keras_has_them(root):
 
 def test_an_empty_class_folder_is_called_that_and_no_class_that_others_lack(root):
     (root / "train/ant").mkdir()
-    with pytest.raises(errors.DataError, match=f"^{root}/train/ant: holds no images. Remove it, or give it some."):
+    with pytest.raises(errors.DataError, match=f"^{root}/train: ant in it holds no .jpeg, .* file; remove it, or give"):
         find(root, "train")
 
 
@@ -170,12 +170,18 @@ def test_a_cell_may_hold_commas_and_quotes_and_a_table_of_another_encoding_is_na
         find(tmp_path, "train", labels="labels.csv")
 
 
+def test_the_files_of_another_class_are_not_counted_as_those_of_an_empty_one(root):
+    make(root, "train/bee/1.txt", "train/bee/1.png", "train/cow/1.tif")
+    with pytest.raises(errors.DataError, match="cow in it holds no .jpeg, .* file, but 1 .tif; remove it"):
+        find(root, "train")
+
+
 def test_images_of_other_formats_are_named_with_what_to_do(root):
     make(root / "train/cat", "1.tif", "2.heic", "3.txt")
     notice = find(root, "train").notice
     assert "1 .heic, 1 .tif, 1 .txt. To use .heic and .tif files, convert them to PNG." in notice
     make(root.parent / "tiff", "train/a/1.tiff", "train/a/2.tiff", "train/b/1.png")
-    with pytest.raises(errors.DataError, match="a in it holds no .jpeg, .* file, but 2 .tiff. Expected:"):
+    with pytest.raises(errors.DataError, match="a in it holds no .jpeg, .* file, but 2 .tiff; remove it, or"):
         find(root.parent / "tiff", "train")
 
 

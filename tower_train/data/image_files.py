@@ -15,7 +15,8 @@ from tower_train.data.image_labels import EXTENSIONS, FOLDERS, readable
 from tower_train.examples import TEST, TRAIN, VALIDATION
 
 _TO_CONVERT = (".tif", ".tiff", ".heic", ".avif", ".jp2", ".dcm")  # images of formats that are not read
-VALIDATION_NAMES = ("val", "validation", "valid")
+# {name of a folder: its split}
+_SPLITS = {TRAIN: TRAIN, "val": VALIDATION, "validation": VALIDATION, "valid": VALIDATION, TEST: TEST}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +28,8 @@ class Listing:
     labels: np.ndarray  # int32 [images]
     class_names: tuple[str, ...]  # names of labels 0, 1, ..., sorted
     split: str  # its folder's name, or train or validation
-    notice: str = ""  # a line on other files in the folders; empty if there are none
-    num_all: int = 0  # images in the folder; a part of them may be set aside
+    notice: str  # a line on other files in the folders; empty if there are none
+    num_all: int  # images in the folder; a part of them may be set aside
 
     def paths(self) -> list[str]:
         return [os.path.join(self.root, name) for name in self.names]
@@ -67,50 +68,23 @@ def find(
       labels: 'folders', or the place of the classes of images that lie together, see image_labels.find.
 
     Raises:
-      DataError: no folders, a class without images or in one split only, a name without a group.
+      DataError: no folders, a class without images, or in one split only, a name without a group.
       ConfigError: a fraction beside a folder for validation, or a bad pattern.
     """
-    train = directory / TRAIN if (directory / TRAIN).is_dir() else directory
-    classes, notice = image_labels.find(directory, labels) if labels != FOLDERS else (None, "")
-
-    def listed(folder: pathlib.Path, split: str) -> Listing | None:
-        if classes is None:
-            return _listed(folder, directory, split)
-        return _labelled(folder, train, directory, split, classes, notice, labels)
-
-    folders = {}
-    for other, names in ((VALIDATION, VALIDATION_NAMES), (TEST, (TEST,))) if train != directory else ():
-        if folder := next((directory / name for name in names if (directory / name).is_dir()), None):
-            if classes is None:
-                _check_same_classes(train, folder)
-            elif not listed(folder, other):
-                continue  # its images have no classes
-            folders[other] = folder
-    if VALIDATION in folders and validation_fraction:
+    folders = {TRAIN: directory}
+    if (directory / TRAIN).is_dir():
+        # of several folders for validation the first
+        folders |= {_SPLITS[name]: directory / name for name in reversed(_SPLITS) if (directory / name).is_dir()}
+    listings = _by_folder(folders, directory) if labels == FOLDERS else _by_label(folders, directory, labels)
+    if VALIDATION in listings and validation_fraction:
         raise errors.ConfigError(
             f"--validation_fraction={validation_fraction:g}: {folders[VALIDATION]} is there to validate on. Leave the "
             "option out."
         )
-    if split in folders:
-        return listed(folders[split], folders[split].name)
-    if split == TEST or split == VALIDATION and not validation_fraction:
-        return None
-    listing = listed(train, TRAIN)
-    listing = dataclasses.replace(listing, num_all=len(listing.names))
-    if train == directory and (whole := _whole(directory)):
-        notice = (
-            f"{directory} is one of the splits in {whole}. To use them all give --data_dir={whole}. {listing.notice}"
-        )
-        listing = dataclasses.replace(listing, notice=notice.strip())
-    if not validation_fraction:
-        return listing
-    return _split_off(listing, _groups(listing, directory, group_pattern), split, validation_fraction, seed)
-
-
-def _whole(directory: pathlib.Path) -> pathlib.Path | None:
-    """Returns the folder in which a directory is one of several splits, if it is."""
-    splits = {name for name in (TRAIN, TEST, *VALIDATION_NAMES) if (directory.absolute().parent / name).is_dir()}
-    return directory.absolute().parent if len(splits) > 1 and directory.absolute().name in splits else None
+    if split == TEST or not validation_fraction:
+        return listings.get(split)
+    groups = _groups(listings[TRAIN], directory, group_pattern)
+    return _split_off(listings[TRAIN], groups, split, validation_fraction, seed)
 
 
 def _entries(folder: pathlib.Path) -> list[str]:
@@ -120,19 +94,24 @@ def _entries(folder: pathlib.Path) -> list[str]:
         raise errors.DataError(f"{folder}: cannot be read: {error.strerror}. Name a folder with --data_dir.") from None
 
 
-def _files(folder: pathlib.Path, hidden: collections.Counter) -> list[str]:
-    """Returns the files of a class folder and of the folders below it, sorted; counts those that are hidden."""
-    names = []
+def _files(folder: pathlib.Path) -> tuple[list[str], collections.Counter]:
+    """Returns the images in a class folder and the folders below it, sorted, and the numbers of other files by kind."""
+    images, others = [], collections.Counter()
 
     def refuse(error: OSError) -> None:
         raise errors.DataError(f"{error.filename}: cannot be read: {error.strerror}. Mend or remove it.") from None
 
     for place, folders, files in os.walk(folder, onerror=refuse):
-        seen = [name for name in files if name[0] != "."]
-        hidden["hidden"] += len(files) - len(seen) + sum(name[0] == "." for name in folders)
+        below = place.removeprefix(str(folder)).lstrip(os.sep)
+        for name in files:
+            if image_labels.is_image(name):
+                images.append(os.path.join(below, name))
+            else:
+                hidden = name[0] == "."
+                others["hidden" if hidden else os.path.splitext(name)[1].lower() or "without extension"] += 1
+        others["hidden"] += sum(name[0] == "." for name in folders)
         folders[:] = [name for name in folders if name[0] != "."]
-        names += [os.path.relpath(os.path.join(place, name), folder) if place != str(folder) else name for name in seen]
-    return sorted(names)
+    return sorted(images), +others
 
 
 def _class_folders(folder: pathlib.Path, directory: pathlib.Path) -> list[str]:
@@ -146,86 +125,83 @@ def _class_folders(folder: pathlib.Path, directory: pathlib.Path) -> list[str]:
     raise _layout_error(folder, directory, what)
 
 
-def _check_same_classes(train: pathlib.Path, test: pathlib.Path) -> None:
-    """Raises DataError for a class that has a folder in one split only."""
-    train_classes, test_classes = (_class_folders(folder, train.parent) for folder in (train, test))
-    for name in sorted(set(train_classes) ^ set(test_classes)):
-        there, missing = (train, test) if name in train_classes else (test, train)
-        if not any(map(image_labels.is_image, _files(there / name, collections.Counter()))):
-            raise errors.DataError(f"{there / readable(name)}: holds no images. Remove it, or give it some.")
-        raise errors.DataError(
-            f"{there / readable(name)}: there is no such class in {missing}. Every class needs images in both."
-        )
+def _by_folder(folders: dict[str, pathlib.Path], directory: pathlib.Path) -> dict[str, Listing]:
+    """Lists the images of each split by its class folders; DataError for a class in one split only."""
+    listings = {split: _in_class_folders(folder, directory) for split, folder in folders.items()}
+    train = listings[TRAIN]
+    for other in listings.values():
+        for name in sorted(set(train.class_names) ^ set(other.class_names)):
+            there, missing = (train, other) if name in train.class_names else (other, train)
+            raise errors.DataError(
+                f"{there.root / name}: there is no such class in {missing.root}. Every class needs images in both."
+            )
+    here = directory.absolute()
+    if train.root == directory and here.name in _SPLITS and sum((here.parent / name).is_dir() for name in _SPLITS) > 1:
+        notice = f"{directory} is one of the splits in {here.parent}. To use them all give --data_dir={here.parent}."
+        listings[TRAIN] = dataclasses.replace(train, notice=f"{notice} {train.notice}".strip())
+    return listings
 
 
-def _listed(folder: pathlib.Path, directory: pathlib.Path, split: str) -> Listing:
+def _in_class_folders(folder: pathlib.Path, directory: pathlib.Path) -> Listing:
     """Lists a split's folder; `directory`, the folder of all splits, is for messages."""
-    classes = _class_folders(folder, directory)
-    names, labels, others, deeper = [], [], collections.Counter(), 0
-    for label, class_name in enumerate(classes):
-        if any((folder / class_name / split).is_dir() for split in (TRAIN, TEST, *VALIDATION_NAMES)):
+    classes, images, others = _class_folders(folder, directory), {}, collections.Counter()
+    for class_name in classes:
+        if any((folder / class_name / split).is_dir() for split in _SPLITS):
             raise _layout_error(folder, directory, "")
-        for name in _files(folder / class_name, others):
-            extension = os.path.splitext(name)[1].lower()
-            if extension in EXTENSIONS:
-                names.append(os.path.join(class_name, name))
-                labels.append(label)
-                deeper += os.sep in name
-            else:
-                others[extension or "without extension"] += 1
-        if labels[-1:] != [label]:
-            there = f", but {', '.join(f'{count} {kind}' for kind, count in others.items() if count)}" * any(
-                others.values()
-            )
-            raise _layout_error(
-                folder, directory, f"{readable(class_name)} in it holds no {', '.join(EXTENSIONS)} file{there}"
-            )
-    counts = ", ".join(f"{count} {readable(kind)}" for kind, count in sorted(others.items()) if count)
-    notice = f"Passed over in {folder}: {counts}." if counts else ""
-    if images := [kind for kind in sorted(others) if kind in _TO_CONVERT]:
-        notice += f" To use {' and '.join(images)} files, convert them to PNG."
-    if deeper:
+        names, passed_over = _files(folder / class_name)
+        if not names:
+            there = ", but " * bool(passed_over) + ", ".join(f"{count} {kind}" for kind, count in passed_over.items())
+            what = f"{readable(class_name)} in it holds no {', '.join(EXTENSIONS)} file{there}"
+            raise _layout_error(folder, directory, f"{what}; remove it, or give it some")
+        images |= dict.fromkeys((os.path.join(class_name, name) for name in names), class_name)
+        others += passed_over
+    shown = ", ".join(f"{count} {readable(kind)}" for kind, count in sorted(others.items()))
+    notice = f"Passed over in {folder}: {shown}." if shown else ""
+    if to_convert := [kind for kind in sorted(others) if kind in _TO_CONVERT]:
+        notice += f" To use {' and '.join(to_convert)} files, convert them to PNG."
+    if deeper := sum(name.count(os.sep) > 1 for name in images):
         notice += f" {deeper} images are in folders below those of the classes, as of these."
     if table := image_labels.table_in(directory):  # its parts, not its classes, may be what the folders are
         notice += f" {table} beside them gives no classes; if it holds them, give --labels={table}."
-    return Listing(
-        folder, tuple(names), np.array(labels, np.int32), tuple(map(readable, classes)), split, notice.strip()
-    )
+    listing = _listing(folder, directory, images, classes, notice.strip())
+    return dataclasses.replace(listing, class_names=tuple(map(readable, classes)))
 
 
-def _labelled(
-    folder: pathlib.Path,
-    train: pathlib.Path,
-    directory: pathlib.Path,
-    split: str,
-    classes: dict[str, str],
-    notice: str,
-    labels: str,
-) -> Listing | None:
-    """Lists the images of a split's folder that have a class, one of those in training; None if there are none."""
-
-    def below(folder: pathlib.Path) -> dict[str, str]:
+def _by_label(folders: dict[str, pathlib.Path], directory: pathlib.Path, labels: str) -> dict[str, Listing]:
+    """Lists the images of each split that have a class, one of those in training; leaves out a split without any."""
+    classes, notice = image_labels.find(directory, labels)
+    listings, class_names, train = {}, [], folders[TRAIN]
+    for split, folder in folders.items():  # train comes first
         prefix = "" if folder == directory else folder.name + os.sep
-        return {path[len(prefix) :]: name for path, name in classes.items() if path.startswith(prefix)}
+        images = {path[len(prefix) :]: name for path, name in classes.items() if path.startswith(prefix)}
+        class_names = class_names or sorted(set(images.values()))
+        if len(class_names) < 2:
+            raise errors.DataError(
+                f"--labels={labels}: finds images of {len(class_names)} classes below {train}; at least two are needed."
+            )
+        if unknown := set(images.values()) - set(class_names):
+            raise errors.DataError(
+                f"{folder}: no image in {train} is of class {min(unknown)}. Every class needs images there."
+            )
+        if images:
+            listings[split] = _listing(folder, directory, images, class_names, notice)
+    return listings
 
-    class_names, images = sorted(set(below(train).values())), below(folder)
-    if len(class_names) < 2:
-        raise errors.DataError(
-            f"--labels={labels}: finds images of {len(class_names)} classes below {train}; at least two are needed."
-        )
-    if unknown := set(images.values()) - set(class_names):
-        raise errors.DataError(
-            f"{folder}: no image in {train} is of class {min(unknown)}. Every class needs images there."
-        )
-    numbers_by_name = {name: number for number, name in enumerate(class_names)}
-    numbers = np.array([numbers_by_name[name] for name in images.values()], np.int32)
-    return Listing(folder, tuple(images), numbers, tuple(class_names), split, notice) if images else None
+
+def _listing(
+    folder: pathlib.Path, directory: pathlib.Path, images: dict[str, str], class_names: list[str], notice: str
+) -> Listing:
+    """Makes the listing of a split's folder, from {path of an image: its class} and all classes, sorted."""
+    numbers = {name: number for number, name in enumerate(class_names)}
+    labels = np.array([numbers[name] for name in images.values()], np.int32)
+    split = TRAIN if folder == directory else folder.name
+    return Listing(folder, tuple(images), labels, tuple(class_names), split, notice, len(images))
 
 
 def _layout_error(folder: pathlib.Path, directory: pathlib.Path, what: str) -> errors.DataError:
     """Returns the error for folders that are not laid out as expected."""
     for name in _entries(folder):
-        if any((folder / name / split).is_dir() for split in (TRAIN, TEST, *VALIDATION_NAMES)):
+        if any((folder / name / split).is_dir() for split in _SPLITS):
             there = folder / readable(name)
             return errors.DataError(f"{folder}: holds no images, but {there.name} in it does. Give --data_dir={there}.")
     what += f".{image_labels.advice(folder, directory)}"
