@@ -70,8 +70,8 @@ def test_replaced_of_a_class_its_heirs_and_one_object_even_after_an_error():
     assert (one.method(), one.value, vars(Heir).get("method")) == ("method", 1, None)
 
 
-def test_image_layers_take_pythons_numbers_as_floatx(float64):
-    with tf.Graph().as_default(), compat.python_floats():  # outside of it RandomRotation multiplies by a float32
+def test_image_layers_take_pythons_numbers_as_floatx():
+    with tf.Graph().as_default(), compat.floatx("float64"):  # outside of it RandomRotation multiplies by a float32
         images = tf.ones([2, 8, 8, 3], tf.float64)
         assert keras.layers.RandomRotation(0.1, dtype="float64")(images, training=True).dtype == tf.float64
 
@@ -90,7 +90,7 @@ def test_what_is_replaced_for_one_thread_is_so_for_its_towers_and_for_no_other()
     def told(original, owner):
         return f"not {original(owner)}"
 
-    with compat.replaced_here(Owner, "method", told), compat.replaced_here(Owner, "method", told):
+    with compat.replaced_here(Owner, method=told), compat.replaced_here(Owner, method=told):
         with concurrent.futures.ThreadPoolExecutor(1) as executor:
             assert executor.submit(Owner().method).result() == "method"
         with tf.Graph().as_default():

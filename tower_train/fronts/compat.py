@@ -55,24 +55,8 @@ from tower_train.graph.stream import not_tuned
 _SEED_GENERATOR = "global_seed_generator"  # Keras' global attribute: of draws without a seed
 _LAYER_COUNTS = "object_name_uids"  # Keras' global attribute {prefix of a layer's name: how many there are}
 
-_DRAWS_OF_KERAS = (
-    "normal",
-    "truncated_normal",
-    "uniform",
-    "randint",
-    "dropout",
-    "beta",
-    "binomial",
-    "categorical",
-    "gamma",
-    "shuffle",
-)
-DRAWS_OF_TENSORFLOW = {  # {type of an operation: its function}
-    "RandomStandardNormal": "random_standard_normal",
-    "RandomUniform": "random_uniform",
-    "RandomUniformInt": "random_uniform_int",
-    "TruncatedNormal": "truncated_normal",
-}
+_DRAWS_OF_KERAS = "normal truncated_normal uniform randint dropout beta binomial categorical gamma shuffle".split()
+_DRAWS_OF_TENSORFLOW = "random_standard_normal random_uniform random_uniform_int truncated_normal".split()
 
 BaseOptimizer = base_optimizer.BaseOptimizer  # of all Keras optimizers
 FIRST_EPOCH = "_initial_epoch"  # attribute of a model: the epoch with which `fit` begins, as BackupAndRestore sets it
@@ -177,15 +161,16 @@ _replaced_here: contextvars.ContextVar[dict] = contextvars.ContextVar("replaced_
 
 
 @contextlib.contextmanager
-def replaced_here(owner: Any, name: str, replacement: Callable) -> Iterator[None]:
-    """Replaces a function or a property of a class or module within this block, for this thread and its towers only.
+def replaced_here(owner: Any, **replacements: Callable) -> Iterator[None]:
+    """Replaces functions or properties of a class or module within this block, for this thread and its towers only.
 
-    replacement: (what was there before, as a function, and the arguments) -> the result.
+    replacements: {name: (what was there before, as a function, and the arguments) -> the result}.
     """
-    before = _replaced_here.get()
-    there = before.get((owner, name)) or _original(owner, name)
-    function = functools.update_wrapper(functools.partial(replacement, there), there)
-    with holding(_replaced_here, before | {(owner, name): function}):
+    before, functions = _replaced_here.get(), {}
+    for name, replacement in replacements.items():
+        there = before.get((owner, name)) or _original(owner, name)
+        functions[owner, name] = functools.update_wrapper(functools.partial(replacement, there), there)
+    with holding(_replaced_here, before | functions):
         yield
 
 
@@ -248,7 +233,7 @@ def collections_without(prefix: str):
 
         return [item for item in get_collection(graph, name) if scope is None or fits(item)]
 
-    return replaced_here(tf.Graph, "get_collection", found)
+    return replaced_here(tf.Graph, get_collection=found)
 
 
 def fresh_layer_names():
@@ -258,7 +243,7 @@ def fresh_layer_names():
 
 def intercepted_assignments(assign: Callable[[Callable, keras.Variable, Any], None]):
     """Assigns to Keras variables by assign(original, variable, value); a context manager."""
-    return replaced_here(keras.Variable, "_direct_assign", assign)
+    return replaced_here(keras.Variable, _direct_assign=assign)
 
 
 def move(variable: keras.Variable, device: str) -> None:
@@ -294,16 +279,19 @@ def assigning_last() -> Iterator[None]:
     def read(original, handle, dtype, **unused):
         return values[id(handle)][1] if id(handle) in values else original(handle, dtype)
 
-    def assign_add(original, handle, value, **unused):
-        return assign(original, handle, gen_resource_variable_ops.read_variable_op(handle, value.dtype) + value)
+    def assign_add(_, handle, value, **unused):
+        return assign(_, handle, gen_resource_variable_ops.read_variable_op(handle, value.dtype) + value)
 
-    def assign_sub(original, handle, value, **unused):
-        return assign(original, handle, gen_resource_variable_ops.read_variable_op(handle, value.dtype) - value)
+    def assign_sub(_, handle, value, **unused):
+        return assign(_, handle, gen_resource_variable_ops.read_variable_op(handle, value.dtype) - value)
 
-    kinds = {"assign": assign, "assign_add": assign_add, "assign_sub": assign_sub, "read": read}
-    with contextlib.ExitStack() as stack:
-        for name, function in kinds.items():
-            stack.enter_context(replaced_here(gen_resource_variable_ops, f"{name}_variable_op", function))
+    with replaced_here(
+        gen_resource_variable_ops,
+        read_variable_op=read,
+        assign_variable_op=assign,
+        assign_add_variable_op=assign_add,
+        assign_sub_variable_op=assign_sub,
+    ):
         yield
     for handle, value in values.values():
         gen_resource_variable_ops.assign_variable_op(handle, value)
@@ -334,7 +322,7 @@ def in_program_order() -> Iterator[Callable[[tf.Tensor], tf.Tensor]]:
 def without_all_reduce():
     """Lets Keras' optimizers take gradients as they are within this block, of one replica of tf.distribute: its sum
     passes all through one operation, so on one device; a context manager."""
-    return replaced_here(TFOptimizer, "_all_reduce_sum_gradients", lambda _, optimizer, grads_and_vars: grads_and_vars)
+    return replaced_here(TFOptimizer, _all_reduce_sum_gradients=lambda _, optimizer, grads_and_vars: grads_and_vars)
 
 
 def assign_here(variable: keras.Variable, value) -> None:
@@ -382,7 +370,7 @@ def moments_of_graph(values: Callable[[keras.Variable], tf.Tensor]) -> contextli
         adapted = layer.adapt_mean if weight is layer.mean else layer.adapt_variance
         return tf.cast(tf.reshape(values(adapted), weight.shape), weight.dtype)
 
-    return replaced_here(keras.layers.Normalization, "convert_weight", moment)
+    return replaced_here(keras.layers.Normalization, convert_weight=moment)
 
 
 def take_constants(model: keras.Model) -> None:
@@ -514,9 +502,9 @@ def gradients_by(take: Callable[[Callable, Sequence, Sequence | None, bool], lis
         return list(zip(take(compute, [loss], None, True), [variable for _, variable in pairs], strict=True))
 
     with (
-        replaced_here(tf.GradientTape, "gradient", of_tape),
-        replaced_here(gradients_util, "_GradientsHelper", of_graph),
-        replaced_here(tf.compat.v1.train.Optimizer, "compute_gradients", of_optimizer),  # which asks for handles
+        replaced_here(tf.GradientTape, gradient=of_tape),
+        replaced_here(gradients_util, _GradientsHelper=of_graph),
+        replaced_here(tf.compat.v1.train.Optimizer, compute_gradients=of_optimizer),  # which asks for handles
     ):
         yield
 
@@ -530,10 +518,10 @@ def drawn_by(draw: Callable[[Callable, dict[str, Any]], Any]) -> Iterator[None]:
         given.apply_defaults()
         return draw(function, given.arguments)
 
-    with contextlib.ExitStack() as stack:
-        for module, names in ((backend_random, _DRAWS_OF_KERAS), (gen_random_ops, DRAWS_OF_TENSORFLOW.values())):
-            for name in names:
-                stack.enter_context(replaced_here(module, name, drawn))
+    with (
+        replaced_here(backend_random, **dict.fromkeys(_DRAWS_OF_KERAS, drawn)),
+        replaced_here(gen_random_ops, **dict.fromkeys(_DRAWS_OF_TENSORFLOW, drawn)),
+    ):
         yield
 
 
@@ -548,21 +536,10 @@ def unseeded_marked():
         first, second = get_seed(op_seed)
         return first, second if op_seed is not None or second is None else NoSeed(second)
 
-    return replaced_here(seeds_of_ops, "get_seed", seeds)
-
-
-def python_floats():
-    """Makes Keras' image layers take Python's numbers as floatx instead of float32; a context manager."""
-
-    def converted(convert, x, dtype=None, **kwargs):
-        return convert(x, keras.config.floatx() if dtype is None and isinstance(x, float) else dtype, **kwargs)
-
-    return replaced_here(backend_tensorflow, "convert_to_tensor", converted)
+    return replaced_here(seeds_of_ops, get_seed=seeds)
 
 
 _FLOATX_HERE: contextvars.ContextVar[str | None] = contextvars.ContextVar("floatx", default=None)
-
-
 floatx_here = _FLOATX_HERE.get  # () -> the dtype of the `floatx` around this; None outside of one
 
 
@@ -590,7 +567,11 @@ def let_float32_be_floatx(policy: type) -> None:
 @contextlib.contextmanager
 def floatx(dtype: str) -> Iterator[None]:
     """Makes a dtype Keras' default, also of Python's numbers, for this thread and its towers within this block."""
-    with holding(_FLOATX_HERE, dtype), python_floats():
+
+    def converted(convert, x, dtype=None, **kwargs):  # image layers would take them as float32
+        return convert(x, keras.config.floatx() if dtype is None and isinstance(x, float) else dtype, **kwargs)
+
+    with holding(_FLOATX_HERE, dtype), replaced_here(backend_tensorflow, convert_to_tensor=converted):
         yield
 
 
@@ -604,11 +585,11 @@ def without_compiling() -> Iterator[None]:
         with outside_of_stateless_scope():
             return make(*args, **kwargs)
 
-    with contextlib.ExitStack() as stack:
-        for name in ("compile", "compile_from_config"):
-            stack.enter_context(replaced_here(trainer.Trainer, name, nothing))
-        for cls in (base_optimizer.BaseOptimizer, keras.optimizers.LossScaleOptimizer):
-            stack.enter_context(replaced_here(cls, "__init__", outside))
+    with (
+        replaced_here(trainer.Trainer, compile=nothing, compile_from_config=nothing),
+        replaced_here(BaseOptimizer, __init__=outside),
+        replaced_here(keras.optimizers.LossScaleOptimizer, __init__=outside),
+    ):
         yield
 
 
@@ -668,12 +649,14 @@ def compiled(model: keras.Model) -> list:
 def in_float64(variables: Iterable[keras.Variable]) -> Iterator[None]:
     """Makes float64 the default, and lets variables have their values, and all layers and losses compute, in it within
     this block; after it the variables have their values of before."""
-    dtype = {"compute_dtype": "float64", "variable_dtype": "float64", "dtype_policy": keras.DTypePolicy("float64")}
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(floatx("float64"))
-        for name, value in dtype.items():
-            stack.enter_context(replaced_here(keras.Layer, name, lambda _, layer, value=value: value))
-        stack.enter_context(replaced_here(keras.losses.Loss, "dtype", lambda _, loss: "float64"))
+    policy, float64 = keras.DTypePolicy("float64"), lambda _, owner: "float64"
+    of_layers = {"compute_dtype": float64, "variable_dtype": float64, "dtype_policy": lambda _, layer: policy}
+    with (
+        floatx("float64"),
+        replaced_here(keras.Layer, **of_layers),
+        replaced_here(keras.losses.Loss, dtype=float64),
+        contextlib.ExitStack() as stack,
+    ):
         for variable in variables:
             if tf.as_dtype(variable.dtype).is_floating:
                 with tf.device(variable._value.device):

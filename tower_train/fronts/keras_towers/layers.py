@@ -53,7 +53,7 @@ def _added_by(add: Callable):
     def add_loss(original, layer, loss):
         return original(layer, add(layer, next(numbers[id(layer)]), loss))
 
-    return compat.replaced_here(keras.Layer, "add_loss", add_loss)
+    return compat.replaced_here(keras.Layer, add_loss=add_loss)
 
 
 def _seen(step: Callable[[], None]) -> list[Seen]:
@@ -78,7 +78,7 @@ def _seen(step: Callable[[], None]) -> list[Seen]:
         note(layer, loss, number)
         return loss
 
-    with compat.replaced_here(keras.Layer, "__call__", call), _added_by(add):
+    with compat.replaced_here(keras.Layer, __call__=call), _added_by(add):
         step()
     return seen
 

@@ -41,7 +41,7 @@ class TowerModel(keras.Model):
         self._train = fit.own if compat.is_overridden(template, "train_step") else fit.train
         self.built, self._compiled = template.built, None
         together.begin(exchange, template, len(towers))
-        self._optimizers: list | None = None  # None before they have their variables
+        self.begun_with: list | None = None  # the optimizers, once they have their variables
         self.compile_as_template()
 
     def __getattr__(self, name):
@@ -100,7 +100,7 @@ class TowerModel(keras.Model):
         """Returns the same in so many towers of this process alone, whose variables are there, for a comparison."""
         devices = (self.towers * self.exchange.size)[:count]
         several = TowerModel(self.template, devices, self.merge_device, ALONE, batch_norm, "never")
-        several._optimizers = []
+        several.begun_with = []
         return several
 
     def make_train_function(self, force=False):
@@ -113,7 +113,7 @@ class TowerModel(keras.Model):
     @property
     def trained_variables(self) -> list[keras.Variable]:
         """The variables of the model and of its optimizers."""
-        return [*self.template.variables, *(v for each in self._optimizers or () for v in each.variables)]
+        return [*self.template.variables, *(v for each in self.begun_with or () for v in each.variables)]
 
     @property
     def is_compiled(self) -> bool:
@@ -134,7 +134,7 @@ class TowerModel(keras.Model):
         now, then = compat.compiled(self.template), self._compiled
         if not self.template.compiled or then and all(map(operator.is_, now, then)):
             return
-        self._compiled, self._optimizers = now, None
+        self._compiled, self.begun_with = now, None
         if self.template.run_eagerly:
             raise errors.ConfigError(
                 "run_eagerly=True: the towers' step is a graph of several devices. Leave it out; to debug, fit the "
@@ -166,7 +166,7 @@ class TowerModel(keras.Model):
         another. If the step begins, all workers get the chief's."""
         optimizers, assigned = rehearse(self.template, program or self._train, data, self.towers)
         if begins:
-            self._optimizers = optimizers or None  # none of an evaluation
+            self.begun_with = optimizers or None  # none of an evaluation
             together.synchronize(self.exchange, self.trained_variables)
         return optimizers, assigned
 
@@ -178,7 +178,7 @@ class TowerModel(keras.Model):
     def _run_step(self, program: Program, data) -> dict[str, tf.Tensor]:
         """Does a step in all towers; returns its report."""
         data = keras.tree.map_structure(parts.as_tensor, data)
-        if self._optimizers is None:
+        if self.begun_with is None:
             self.rehearse(data, program)
         self.exchange.begin("evaluation" if program is fit.test else "training", data)
         step = Step(self, data, self.exchange)
