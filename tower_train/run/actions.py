@@ -1,5 +1,5 @@
 """Actions after a step: check that it was finite, choice of hard examples, check of copies, log line and summary,
-profile, the end."""
+profile."""
 
 import math
 from collections.abc import Callable
@@ -12,7 +12,6 @@ from tower_train.graph import gradients
 from tower_train.graph.record import StepReport
 from tower_train.run import messages
 from tower_train.run.hooks import Action
-from tower_train.run.results import StopReason
 from tower_train.run.training import Training
 from tower_train.run_dir import logs
 
@@ -214,26 +213,3 @@ class Profile(Action):
             say(f"*** --profile_steps: no profile ({errors.reason(error)}). The run goes on.")
             return False
         return True
-
-
-class Stop(Action):
-    """Ends the run if there is a reason: one process after the current step; several workers all after the next one,
-    whose means carry the request to each."""
-
-    def __init__(self, training: Training):
-        self._training, self._request = training, training.graph.ask_to_stop
-
-    def begin(self):
-        # a process by itself may do no step at all; several must agree, which takes one
-        self._training.is_over = not self._request and self._training.stop_reason() in (
-            StopReason.NO_GAIN,
-            StopReason.SESSION_HOOK,
-        )
-
-    def __call__(self, step, report):
-        is_over = self._training.stop_reason() is not None
-        if self._request:
-            if is_over:
-                self._training.session.run(self._request)
-            is_over = report.stopping > 0  # a mean over workers, so the same in all
-        self._training.is_over = is_over

@@ -57,9 +57,9 @@ class UserHooks(Action):
                 hook.after_create_session(session, self._coord)
         self.have_asked = self._coord.should_stop()
 
-    def run(self, train_op: tf.Operation, fetches):
+    def run(self, fetches):
         """Does a step with what they fetch and feed besides; returns the values of `fetches`."""
-        self._context = v1.train.SessionRunContext(v1.train.SessionRunArgs(train_op), self._session)
+        self._context = v1.train.SessionRunContext(v1.train.SessionRunArgs(fetches), self._session)
         theirs, feeds, options, metadata = {}, {}, v1.RunOptions(), v1.RunMetadata()
         for i, hook in enumerate(self._hooks):
             with self._session.graph.as_default():
@@ -71,7 +71,7 @@ class UserHooks(Action):
                 raise RuntimeError(f"two session hooks feed the same tensor: {', '.join(map(str, twice))}")
             feeds |= asked.feed_dict or {}
             options.MergeFrom(asked.options or v1.RunOptions())
-        _, values, theirs = self._session.run((train_op, fetches, theirs), feeds, options, metadata)
+        values, theirs = self._session.run((fetches, theirs), feeds, options, metadata)
         self._outputs = [v1.train.SessionRunValues(theirs.get(i), options, metadata) for i in range(len(self._hooks))]
         return values
 

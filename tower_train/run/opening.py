@@ -59,7 +59,6 @@ def open_training(plan: Plan, membership: Membership, received: Received, user_h
         received.free = training.session.close
         user_hooks.session_created(training.session)
         training.actions = _actions(training, stack)
-        training.one_step = sessions.one_step(training)
         yield training
 
 
@@ -150,7 +149,6 @@ def _actions(training: Training, stack: contextlib.ExitStack) -> list[Action]:
         *([actions.ChooseExamples(training)] if training.graph.choice else []),  # before the choice is saved
         *(_chiefs_actions(training, stack) if training.plan.is_chief else [saving.SendPosition(training)]),
         training.user_hooks,  # may look at what was saved
-        actions.Stop(training),  # last, as all others may ask to stop
     ]
 
 

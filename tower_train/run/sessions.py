@@ -1,4 +1,4 @@
-"""The session that training runs in, and one step in it."""
+"""The session that training runs in."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -7,9 +7,8 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.cluster.membership import Membership
-from tower_train.graph.record import StepReport, TrainingGraph
+from tower_train.graph.record import TrainingGraph
 from tower_train.graph.session import opened
-from tower_train.run.training import Training
 
 v1 = tf.compat.v1
 
@@ -89,25 +88,3 @@ def _begin_stream(session: v1.Session, graph: TrainingGraph, last_step: int) -> 
             session.run(op)
         except tf.errors.OpError as error:
             raise kind(f"{name}: its dataset {problem} ({errors.reason(error)}). {advice}") from None
-
-
-def one_step(training: Training) -> Callable[[int], StepReport]:
-    """Returns a function that does the step of a number, and returns its report in numpy values."""
-    session, graph, user_hooks = training.session, training.graph, training.user_hooks
-    report, with_summary = graph.report, graph.report._replace(summary=graph.summary)
-    if user_hooks:
-        calls = [lambda fetches=fetches: user_hooks.run(graph.train_op, fetches) for fetches in (report, with_summary)]
-    else:
-        # not Session.run, which would look each time at what to fetch
-        plain = session.make_callable((graph.train_op, report))
-        summarized = session.make_callable((graph.train_op, with_summary)) if graph.summary is not None else plain
-        calls = [lambda: plain()[1], lambda: summarized()[1]]
-
-    def do(step: int) -> StepReport:
-        training.watchdog.begin_step()
-        with tf.profiler.experimental.Trace("train", step_num=step, _r=1):  # marks it in a profile
-            report = calls[training.is_summarized(step)]()
-        training.watchdog.end_step()
-        return report
-
-    return do

@@ -1,6 +1,7 @@
 """A training that is open: its step, its counts and clock, and the loop over its steps."""
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -33,17 +34,15 @@ class Training:
         self.checkpoints: checkpoint.Checkpoints | None = None  # the chief's
         self.evaluations: Evaluations | None = None  # the chief's
         self.example_images: bytes | None = None  # a PNG of a new run's first examples, if it was drawn
-        self.session: v1.Session | None = None
         self.watchdog: StepWatchdog | None = None
+        self.session: v1.Session | None = None
         self.actions: Sequence[Action] = ()  # due after a step, in this order
-        self.one_step: Callable[[int], StepReport] | None = None  # sessions.one_step
         self.step = plan.steps_done  # the last that counted, over all starts
         self.report: StepReport | None = None  # of that step
         self.loss: float | None = None  # at the last step that was not skipped
         self.skipped_steps = 0  # as they were not finite
         self.failed_saves = 0
         self.failure: errors.UserError | None = None  # of the last save or evaluation
-        self.is_over = False  # no step follows
         self.is_left = False  # the program has left its loop over the steps
         self.is_interrupted = False  # a signal ended an evaluation
         self.input_secs = 0.0  # that steps have waited for input
@@ -56,28 +55,41 @@ class Training:
     def steps(self) -> Iterator[StepReport]:
         """Does one step for each next(): yields its report, in numpy values, after the actions that are due. Leaving
         the loop early saves and ends the run, as a signal does."""
+        plain, summarized = self._calls()
         for action in self.actions:
             action.begin()
         self._began, self._examples = self.now(), None if self.step else 0
+        # a process by itself may do no step at all; several must agree, which takes one
+        at_once = (StopReason.NO_GAIN, StopReason.SESSION_HOOK)
+        is_over = not self.graph.ask_to_stop and self.stop_reason() in at_once
         for step in range(self.plan.steps_done + 1, self.plan.end + 1):
-            if self.is_over:
+            if is_over:
                 break
-            self._do(step)
+            self.watchdog.begin_step()
+            with tf.profiler.experimental.Trace("train", step_num=step, _r=1):  # marks it in a profile
+                report = summarized() if self.is_summarized(step) else plain()
+            self.watchdog.end_step()
+            self._count(report)
+            for action in self.actions:
+                if action.is_due(step):  # asked in each step, so this must cost next to nothing
+                    action(step, report)
             if not self.is_left:  # else all workers stop after the same step, which may be the next one
                 try:
-                    yield self.report
+                    yield report
                 except GeneratorExit:
                     self.is_left = True
-                    self.actions[-1](step, self.report)  # Stop, once more, as is_left is a reason
+            is_over = self._is_over()
         for action in self.actions:
             action.end(self.step)
 
-    def _do(self, step: int) -> None:
-        report = self.one_step(step)
-        self._count(report)
-        for action in self.actions:
-            if action.is_due(step):  # asked in each step, so this must cost next to nothing
-                action(step, report)
+    def _calls(self) -> list[Callable[[], StepReport]]:
+        """Returns a function that does a step and returns its report, and another that adds the step's summary."""
+        report, summary = self.graph.report, self.graph.summary
+        fetches = report, report._replace(summary=() if summary is None else summary)
+        if self.user_hooks:
+            return [functools.partial(self.user_hooks.run, each) for each in fetches]
+        # not Session.run, which would look each time at what to fetch
+        return [self.session.make_callable(each) for each in fetches]
 
     def _count(self, report: StepReport) -> None:
         """Counts a step that has ended."""
@@ -88,6 +100,14 @@ class Training:
             self.input_secs += float(report.input_secs)
         self._first_ended = self._first_ended or self._ended
         self.membership.note_step()
+
+    def _is_over(self) -> bool:
+        """Returns whether no step follows the last one: if there is a reason in one process, or once the means of
+        several workers carry the request of one, which is after its next step."""
+        is_over, request = self.stop_reason() is not None, self.graph.ask_to_stop
+        if request and is_over:
+            self.session.run(request)
+        return self.report.stopping > 0 if request else is_over
 
     def now(self) -> float:
         """Returns the seconds of a clock that stops within `paused`."""

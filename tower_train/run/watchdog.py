@@ -30,20 +30,13 @@ class StepWatchdog:
       timeout_secs: seconds without an end after which to report; 0: never.
       counts: TrainingGraph.progress.
       note_stall: called again and again in a stall with (what is waited for, seconds since the time-out), then ("", 0).
-      clock: returns seconds, as time.monotonic does.
     """
 
-    def __init__(
-        self,
-        timeout_secs: float,
-        counts: Mapping[str, tf.Tensor],
-        note_stall: Callable[[str, float], None] = lambda what, seconds: None,
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        self._timeout, self._counts, self._note_stall, self._clock = timeout_secs, counts, note_stall, clock
-        self._doing, self._since, self._stalled_since = "the session to begin", clock(), None
+    def __init__(self, timeout_secs: float, counts: Mapping[str, tf.Tensor], note_stall: Callable[[str, float], None]):
+        self._timeout, self._counts, self._note_stall = timeout_secs, dict(counts), note_stall
         self.session = None  # to be set; it is asked for the progress of a step that does not end
-        self._started = 0
+        self._doing, self._since = "the session to begin", time.monotonic()
+        self._started = 0  # steps
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -77,28 +70,24 @@ class StepWatchdog:
             self._begin(before)
 
     def _begin(self, what: str) -> None:
-        self._doing, self._since = what, self._clock()
+        self._doing, self._since = what, time.monotonic()
 
     def _watch(self) -> None:
-        # short time-outs need more frequent looks
-        while not self._ended.wait(min(_LOOK_SECS, self._timeout / 4)):
-            self._look()
-        self._look_for_end()  # to tell the others
-
-    def _look_for_end(self) -> None:
-        if self._stalled_since not in (None, since := self._since):
-            say(f"*** Going on, after {since - self._stalled_since:.0f} s.")
-            self._stalled_since = None
-            self._note_stall("", 0.0)
-
-    def _look(self) -> None:
-        since, seconds = self._since, self._clock() - self._since
-        self._look_for_end()
-        if seconds > self._timeout:
-            doing = self._doing
+        stalled_since, is_over = None, False
+        while not is_over:  # the last look is after the end, to tell the others
+            # short time-outs need more frequent looks
+            is_over = self._ended.wait(min(_LOOK_SECS, self._timeout / 4))
+            doing, since = self._doing, self._since
+            seconds = time.monotonic() - since
+            if stalled_since not in (None, since):
+                say(f"*** Going on, after {since - stalled_since:.0f} s.")
+                stalled_since = None
+                self._note_stall("", 0.0)
+            if is_over or seconds <= self._timeout:
+                continue
             what = self._obstacle() if doing == _STEP else doing
-            if self._stalled_since is None:
-                self._stalled_since = since
+            if stalled_since is None:
+                stalled_since = since
                 say(f"*** Nothing has ended for {seconds:.0f} s: waiting for {what}.\n{_stacks()}")
             if doing in (_STEP, failures.BETWEEN_STEPS):  # others wait for saves and evaluations anyway
                 self._note_stall(what, seconds - self._timeout)
@@ -108,7 +97,7 @@ class StepWatchdog:
         try:
             # else the watchdog would get stuck with the step
             options = v1.RunOptions(timeout_in_ms=_ASK_SECS * 1000)
-            counts = self.session.run(dict(self._counts), options=options)
+            counts = self.session.run(self._counts, options=options)
         except (tf.errors.OpError, RuntimeError, ValueError) as error:
             return f"a step whose session does not answer ({errors.reason(error)})"
         behind = [name for name, count in counts.items() if count < self._started]
