@@ -110,4 +110,4 @@ def reason(error: Exception) -> str:
     node = next((i for i, line in enumerate(lines) if line.startswith("Node: ")), -1)  # the reason comes next
     lines = [line for line in lines[node + 1 :] if not line.startswith("Exception encountered when calling")] or lines
     line = (lines or [type(error).__name__])[0].removeprefix("\x1b[1m").removesuffix("\x1b[0m")
-    return line.partition(" with these attrs")[0].strip().rstrip(".")
+    return line.partition(" with these attrs")[0].strip().rstrip(".:")

@@ -91,9 +91,29 @@ class Examples:
         return count_classes(self.labels, len(self.class_names)).tolist()
 
     def check_labels(self, labels: np.ndarray) -> None:
-        """Raises DataError if there are class_names and labels are not of these classes."""
-        if self.class_names:
-            check_classes(self.name, labels, self.class_names)
+        """Raises DataError if there are class_names and labels are neither integers [n] below their number, nor 0 and 1
+        of shape [n, classes]."""
+        num_classes = len(self.class_names)
+        if not num_classes or _are_of_several(labels, self.class_names):
+            return
+        if not _are_classes(labels):
+            dtype = getattr(labels, "dtype", None)  # none of a dictionary
+            are_texts = dtype is not None and dtype.kind in "SO"
+            kind = "texts" if are_texts else dtype
+            shown = errors.described(labels) if dtype is None else f"{kind} of shape {labels.shape}"
+            write = "np.unique(labels, return_inverse=True)[1]" if are_texts else "labels.reshape(-1).astype(int)"
+            raise errors.DataError(
+                f"{self.name}: labels are {shown}; with class_names they must be whole numbers of shape (n,), as "
+                f"{write} makes them, or 0 and 1 of shape (n, {num_classes}) of several classes at once. Leave "
+                "class_names out if they are no classes."
+            )
+        wrong = (labels < 0) | (labels >= num_classes)
+        if wrong.any():
+            first = np.argmax(wrong)
+            raise errors.DataError(
+                f"{self.name}: there is a label {labels[first]}; labels are 0 to {num_classes - 1}, since there are "
+                f"{num_classes} class_names. It is label number {first}. Mend the labels or the names."
+            )
 
     def check_same_classes(self, of: str, class_names: Sequence[str]) -> None:
         """Raises DataError if a label names another class than in the examples called `of`."""
@@ -127,12 +147,11 @@ class Examples:
         """Calls `elements` in the current graph; GraphError if it returns what it may not."""
         assert self.elements, "of examples by index: opened"
         dataset = self.elements()
+        wanted = "a tf.data.Dataset of (features, label)"
         if not isinstance(dataset, tf.data.Dataset):
-            raise errors.returned(self.name, "elements", dataset, "a tf.data.Dataset of (features, label)")
+            raise errors.returned(self.name, "elements", dataset, wanted)
         if not is_pair(dataset.element_spec):
-            raise errors.returned(
-                self.name, "elements", dataset.element_spec, "a tf.data.Dataset of (features, label), not of these"
-            )
+            raise errors.returned(self.name, "elements", dataset.element_spec, f"{wanted}, not of these")
         check_dense(self.name, dataset.element_spec)
         return dataset
 
@@ -265,29 +284,6 @@ def check_dense(name: str, batch) -> None:
                     "ones. Give all examples one shape: tf.io.FixedLenFeature instead of VarLenFeature, or "
                     "tf.sparse.to_dense, or to_tensor(shape=...) of a ragged one, and padding."
                 )
-
-
-def check_classes(name: str, labels: np.ndarray, class_names: Sequence[str]) -> None:
-    """Raises DataError for labels that are neither integers [n] below the number of class_names, nor 0 and 1 of shape
-    [n, classes]."""
-    if _are_of_several(labels, class_names):
-        return
-    if not _are_classes(labels):
-        shape, kind = getattr(labels, "shape", ()), getattr(getattr(labels, "dtype", None), "kind", "")
-        shown = f"{'texts' if kind in 'SO' else labels.dtype} of shape {shape}" if shape else errors.described(labels)
-        write = "np.unique(labels, return_inverse=True)[1]" if kind in "SO" else "labels.reshape(-1).astype(int)"
-        raise errors.DataError(
-            f"{name}: labels are {shown}; with class_names they must be whole numbers "
-            f"of shape (n,), as {write} makes them, or 0 and 1 of shape (n, {len(class_names)}) of several classes at "
-            "once. Leave class_names out if they are no classes."
-        )
-    wrong = (labels < 0) | (labels >= len(class_names))
-    if wrong.any():
-        raise errors.DataError(
-            f"{name}: there is a label {labels[np.argmax(wrong)]}; labels are 0 to {len(class_names) - 1}, since "
-            f"there are {len(class_names)} class_names. It is label number {np.argmax(wrong)}. Mend the labels or the "
-            "names."
-        )
 
 
 def _as_numbers(name: str, labels: np.ndarray, class_names: list[str]) -> tuple[Any, list[str]]:

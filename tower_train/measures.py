@@ -88,8 +88,8 @@ def _checked_classes(name: str, logits, labels) -> tf.Tensor:
                 f"need a loss and metrics of their own: see {errors.page('workloads.md#losses-and-metrics')}."
             )
         raise errors.GraphError(
-            f"{name} takes outputs [batch, classes] and integer labels [batch]; got outputs {_described(logits)} and "
-            f"labels {_described(labels)}. {advice}"
+            f"{name} takes outputs [batch, classes] and integer labels [batch]; got outputs "
+            f"{errors.described(logits)} and labels {errors.described(labels)}. {advice}"
         )
     return labels if labels.dtype in (tf.int32, tf.int64) else tf.cast(labels, tf.int64)
 
@@ -109,11 +109,6 @@ def _differences(name: str, outputs, labels) -> tf.Tensor:
             return values - tf.cast(wanted, values.dtype)
     raise errors.GraphError(
         f"{name} takes outputs in floating point and labels of the same shape, [batch] or [batch, numbers]; got "
-        f"outputs {_described(outputs)} and labels {_described(labels)}. Let `inference` return one for each label."
+        f"outputs {errors.described(outputs)} and labels {errors.described(labels)}. Let `inference` return one for "
+        "each label."
     )
-
-
-def _described(tensors) -> str:
-    if not tf.is_tensor(tensors):
-        return f"of several tensors ({type(tensors).__name__})"
-    return f"{tensors.dtype.name} {list(tensors.shape) if tensors.shape.rank is not None else '[?]'}"

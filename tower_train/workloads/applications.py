@@ -102,13 +102,13 @@ def _base(name: str, image_size: int, weights: str, freeze_until: str) -> keras.
     try:
         base = make(include_top=False, weights=None, input_shape=shape)
     except ValueError as error:
-        raise errors.ConfigError(f"--network={name} and --image_size={image_size}: {_first_line(error)}.") from None
+        raise errors.ConfigError(f"--network={name} and --image_size={image_size}: {errors.reason(error)}.") from None
     if weights == IMAGENET:
         try:
             base = make(include_top=False, weights=IMAGENET, input_shape=shape)
         except Exception as error:  # Keras raises a bare Exception if the download fails
             raise errors.ConfigError(
-                f"--weights={IMAGENET}: those of {name} cannot be fetched ({_first_line(error)}). Fetch them where "
+                f"--weights={IMAGENET}: those of {name} cannot be fetched ({errors.reason(error)}). Fetch them where "
                 f"there is a network and give the file by --weights=FILE, or go without: --weights={NONE}."
             ) from None
     elif weights != NONE:
@@ -136,7 +136,7 @@ def _load(base: keras.Model, name: str, path: str) -> None:
             missing = [v.path for v in base.weights if read.get_current_value(v) is None]
             why = f"{len(missing)} of {len(base.weights)} are missing, such as {missing[0]}" if missing else ""
         except Exception as error:  # h5py and Keras raise anything for foreign files
-            why = _first_line(error)
+            why = errors.reason(error)
     if why:
         raise errors.ConfigError(
             f"--weights={path} does not hold the weights of {name} without its top ({why}). Give what "
@@ -151,7 +151,3 @@ def _load(base: keras.Model, name: str, path: str) -> None:
     for layer in base.layers:
         if isinstance(layer, keras.layers.Normalization):
             layer.finalize_state()
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".:") if str(error).strip() else type(error).__name__
