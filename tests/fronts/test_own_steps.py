@@ -217,10 +217,12 @@ def test_assignments_outside_of_a_once_are_told(capsys):
             loss = ops.mean(self.dense(hidden))
         self.minimize(loss, tape)
         self.whole.assign(ops.cast(ops.max(x), "int32"))
+        self.slow.assign(0.9 * self.slow + 0.1 * self.dense.kernel)
         return {"count": self.count.assign_add(ops.mean(x))}
 
-    for gpus, lines in ((1, 0), (2, 2)):  # none of batch normalisation and of random states
+    for gpus, lines in ((1, 0), (2, 2)):  # none of batch normalisation, random states and averages of weights
         parallel = own(step, gpus)
+        parallel.template.slow = keras.Variable(np.zeros([4, 1], "float32"), trainable=False)
         parallel.template.seed = keras.random.SeedGenerator(0)
         parallel.fit(np.array([[1], [2], [6]]) * np.ones([3, 4], "float32"), shuffle=False, verbose=0)
         assert (told := capsys.readouterr().err).count(" gets ") == lines
@@ -251,7 +253,8 @@ def test_draws_of_tensorflow_are_by_example_and_the_check_finds_others():
         return tf.random.uniform(shape, seed=5) * drawn * kept + of_columns * tf.cast(wholes, tf.float32)
 
     def of_batch(shape):
-        return keras.random.normal([4, 4]) + keras.random.uniform([4, 1], seed=1)
+        drawn = tf.random.normal([4, 4]) * tf.random.uniform(shape=(4, 1), seed=1)
+        return keras.random.normal([4, 4]) + keras.random.uniform([4, 1], seed=1) + drawn
 
     for draw in (lambda shape: tf.nn.dropout(tf.random.normal(shape), 0.5), by_example, of_all, of_batch):
         one, three = (kernel(draw, towers) for towers in (1, 3))

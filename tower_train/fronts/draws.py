@@ -60,7 +60,8 @@ def drawn_for_more(
         known = [None] * (tf.compat.dimension_value(shape.shape[0]) or 0) if known is None else known
         sizes = [shape[i] if size is None else size for i, size in enumerate(known)]
         size = sizes[0] if sizes and tf.is_tensor(sizes[0]) else int(sizes[0]) if sizes else None
-        chosen = None if size is None else rows(size, isinstance(size, int) and not tf.is_tensor(shape))
+        is_of_numbers = not tf.is_tensor(shape) or (not hasattr(shape, "numpy") and shape.op.type == "Const")
+        chosen = None if size is None else rows(size, isinstance(size, int) and is_of_numbers)
         if chosen is None:
             return function(**given)
         more = function(**given | {"shape": (chosen[0], *sizes[1:])})
@@ -115,7 +116,7 @@ def rows_of_draw(
       one gets numbers of the tower's own.
     """
     for each in cuts if is_number else ():
-        if each.batch == size != each.rows:
+        if isinstance(each.batch, int) and each.batch == size != each.rows:
             return size, tf.range(each.begin, each.begin + each.rows)
     is_static = isinstance(size, int)
     cuts = [*(Cut(*(length * each for each in rows)) for length in lengths for rows in cuts), *cuts]

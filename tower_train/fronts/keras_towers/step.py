@@ -122,7 +122,8 @@ class Step:
 
     def _assign(self, per_tower: Sequence[dict[int, tuple[keras.Variable, tf.Tensor]]]) -> None:
         """Assigns what the towers do: the mean over examples to floating-point variables such as moving averages, the
-        first tower's value to others. A line names variables that may differ from one device's."""
+        first tower's value to others. A line names variables that may differ from one device's, as their values depend
+        on a tower's rows."""
         assigned = per_tower[0]
         for tower, others in enumerate(per_tower):
             if differing := [each for key, each in (assigned | others).items() if (key in assigned) != (key in others)]:
@@ -139,9 +140,9 @@ class Step:
         firsts = self._exchange.first([assigned[key][1] for key in others])
         values = [*(assigned[key][1] for key in same), *means, *firsts]
         for key, value in zip([*same, *averaged, *others], values, strict=True):
-            variable, _ = assigned[key]
+            variable, of_first = assigned[key]
             variable.assign(value)
-            if self.whole.count > 1 and key not in self._known and not compat.is_seed_state(variable):
+            if self.whole.count > 1 and key not in self._known and of_rows(of_first):
                 what = "the mean of what the towers assign" if key in averaged else "what the first tower assigns"
                 console.notice_once(
                     variable,

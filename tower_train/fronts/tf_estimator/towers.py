@@ -180,8 +180,12 @@ class ModelTowers:
             for sizes in self._sizes
         ]
         lengths = parts.lengths(self._batches[tower.place]) if cuts else []
-        rows, program = functools.partial(rows_of_draw, cuts, lengths), "model_fn" if cuts else ""
-        return drawn_for_more(rows, program, itertools.count(), lambda: bool(self._creating) or not meeting.current())
+
+        def rows(size, _):  # a number in the program is of a tower's batch, never of all
+            return rows_of_draw(cuts, lengths, size, is_number=False)
+
+        is_off = lambda: bool(self._creating) or not meeting.current()  # noqa: E731
+        return drawn_for_more(rows, "model_fn" if cuts else "", itertools.count(), is_off)
 
     def _creator(self, tower: Tower) -> Callable:
         """Returns the creator of a tower's variables. Those of get_variable are known by their names; those of
