@@ -55,6 +55,22 @@ def test_rows_of_all_examples_and_single_examples():
         assert batch_axis(tf.unstack(x)[1], 4, known) is None and batch_axis(tf.gather(x, 1), 4, known) is None
 
 
+def test_an_embedding_in_a_variable_has_the_axis_of_its_indices():
+    with tf.Graph().as_default():
+        words = v1.placeholder(tf.int32, [4, 6])
+        table = v1.get_variable("table", [9, 5], use_resource=True)
+        assert batch_axis(tf.gather(table, words), 4, {words.name: 0}) == 0
+        assert batch_axis(tf.nn.embedding_lookup(table, tf.transpose(words)), 4, {words.name: 0}) == 1
+
+
+def test_rows_that_each_example_chooses_by_drawn_numbers():
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [4, 6, 5])
+        drawn = tf.random.stateless_uniform([4, 2], [1, 2], 0, 6, tf.int32)
+        assert batch_axis(tf.gather(x, drawn, batch_dims=1), 4, {x.name: 0}) == 0
+        assert batch_axis(tf.gather(x, tf.reduce_sum(drawn), axis=1), 4, {x.name: 0}) == 0
+
+
 def test_a_deep_network_and_a_loop_of_tensorflow_1_are_followed():
     with tf.Graph().as_default():
         x = y = v1.placeholder(tf.float32, [4, 5])

@@ -3,13 +3,17 @@
 Sizes alone do not tell: a sequence may be as long as the batch.
 """
 
-from collections.abc import Callable
-
 import tensorflow as tf
 
-_REDUCTIONS = frozenset({"Mean", "Sum", "Max", "Min", "Prod", "All", "Any", "EuclideanNorm"})
-
+v1 = tf.compat.v1
 Axes = dict[str, int | None]  # {a tensor's name: its axis of examples}
+
+_REARRANGE_AXES = frozenset(
+    "All Any BatchMatMulV2 Einsum EuclideanNorm ExpandDims Gather GatherV2 MatMul Max Mean Min Pack Prod Squeeze "
+    "StridedSlice Sum Transpose Unpack".split()
+)
+_MARK = 1_000_003  # a size that no other axis has
+_WHOLE = v1.AttrValue(i=-1)  # all bits of a slice's mask: it begins at the first place, and ends at the last
 
 
 def batch_axis(tensor: tf.Tensor, batch: int | None, known: Axes) -> int | None:
@@ -34,141 +38,52 @@ def batch_axis(tensor: tf.Tensor, batch: int | None, known: Axes) -> int | None:
 
 def _axis(tensor: tf.Tensor, known: Axes) -> int | None:
     """Returns the axis, given the axes of the operation's inputs."""
-    op = tensor.op
-    found = [(known.get(each.name), i) for i, each in enumerate(op.inputs) if each.shape.rank is not None]
-    found = [(axis, i) for axis, i in found if axis is not None]
-    if not found or tensor.shape.rank is None:
+    of_examples = [i for i in tensor.op.inputs if known.get(i.name) is not None and i.shape.rank is not None]
+    if not of_examples or tensor.shape.rank is None:
         return None
-    # of the input with the most axes, as the others are broadcast to it
-    axis, source = max(found, key=lambda each: op.inputs[each[1]].shape.rank)
-    rule = _RULES.get(op.type, _through_reduction if op.type in _REDUCTIONS else _aligned)
-    axis = rule(tensor, axis, source)
-    return axis if axis is not None and axis < tensor.shape.rank else None
+    if tensor.op.type in _REARRANGE_AXES:
+        return _inferred(tensor, known)
+    source = max(of_examples, key=lambda each: each.shape.rank)  # the others are broadcast to it
+    axis = known[source.name]
+    if tensor.op.type == "Reshape":
+        return _reshaped(source.shape, tensor.shape, axis)
+    if tensor.op.type != "ResourceGather":  # the rows of a variable have further axes behind those of their indices
+        axis += tensor.shape.rank - source.shape.rank  # operations align axes from the last; layers keep the rank
+    return axis if 0 <= axis < tensor.shape.rank else None
 
 
-def _aligned(tensor: tf.Tensor, axis: int, source: int) -> int | None:
-    """Elementwise operations align axes from the last; layers keep the rank."""
-    axis += tensor.shape.rank - tensor.op.inputs[source].shape.rank
-    return axis if axis >= 0 else None
+def _inferred(tensor: tf.Tensor, known: Axes) -> int | None:
+    """Returns the axis which has a size of _MARK, as TensorFlow infers it, if the inputs' axes of examples have it."""
+    op, attributes = tensor.op, dict(tensor.op.node_def.attr)
+    if op.type == "StridedSlice":  # only some examples: batch_axis compares the sizes
+        attributes |= {"begin_mask": _WHOLE, "end_mask": _WHOLE}
+    with tf.Graph().as_default() as scratch:
+        inputs = []
+        for each in op.inputs:
+            sizes, value = None if each.shape.rank is None else each.shape.as_list(), tf.get_static_value(each)
+            if (axis := known.get(each.name)) is not None:
+                sizes[axis] = _MARK
+            elif sizes and (value is None or each.dtype.is_floating):
+                sizes, value = [None] * len(sizes), None  # weights, also if one of their sizes is the batch's
+            inputs.append(v1.placeholder(each.dtype, sizes) if value is None else tf.constant(value))
+        try:
+            inferred = scratch.create_op(op.type, inputs, [each.dtype for each in op.outputs], attrs=attributes)
+        except ValueError:  # examples are told apart, or the axis is one of many numbers that are summed
+            return None
+    sizes = inferred.outputs[tensor.value_index].shape
+    return sizes.as_list().index(_MARK) if sizes.rank and _MARK in sizes.as_list() else None
 
 
-def _through_reduction(tensor: tf.Tensor, axis: int, source: int) -> int | None:
-    rank, axes = tensor.op.inputs[0].shape.rank, tf.get_static_value(tensor.op.inputs[1])
-    if axes is None:
-        return None
-    gone = {each % rank for each in axes.reshape(-1).tolist()}
-    if axis in gone:
-        return None
-    return axis if tensor.op.get_attr("keep_dims") else axis - sum(each < axis for each in gone)
-
-
-def _through_transpose(tensor: tf.Tensor, axis: int, source: int) -> int | None:
-    order = tf.get_static_value(tensor.op.inputs[1])
-    return None if order is None else order.tolist().index(axis)
-
-
-def _through_reshape(tensor: tf.Tensor, axis: int, source: int) -> int | None:
-    """The axis that begins after as many numbers; a merged one if it contains the batch."""
+def _reshaped(before: tf.TensorShape, after: tf.TensorShape, axis: int) -> int | None:
+    """Returns the axis that begins after as many numbers; a merged one if it contains the batch."""
     # what is merged or split behind the examples leaves them first
-    if axis == 0 and tensor.shape.rank and tensor.shape[0] != 1:
+    if axis == 0 and after.rank and after[0] != 1:
         return 0
-    before, strides = tensor.op.inputs[0].shape[:axis].num_elements(), 1
-    for i, size in enumerate(tensor.shape.as_list()):
-        if before is None or size is None:
-            return i if before is None and i == axis else (0 if axis == 0 else None)
-        if strides * size > before:
+    skipped, strides = before[:axis].num_elements(), 1
+    for i, size in enumerate(after.as_list()):
+        if skipped is None or size is None:
+            return i if skipped is None and i == axis else (0 if axis == 0 else None)
+        if strides * size > skipped:
             return i
         strides *= size
     return None
-
-
-def _through_matmul(tensor: tf.Tensor, axis: int, source: int) -> int | None:
-    """Rows of the first factor, columns of the second, or an axis before those; not the axis that is summed over."""
-    op, rank = tensor.op, tensor.op.inputs[source].shape.rank
-    if axis < rank - 2:
-        return axis + tensor.shape.rank - rank
-    first, second = ("transpose_a", "transpose_b") if op.type == "MatMul" else ("adj_x", "adj_y")
-    kept = not op.get_attr(second) if source else op.get_attr(first)
-    return tensor.shape.rank - 2 + source if axis - (rank - 2) == kept else None
-
-
-def _through_unpack(tensor: tf.Tensor, axis: int, source: int) -> int | None:
-    along = tensor.op.get_attr("axis") % tensor.op.inputs[0].shape.rank
-    return None if axis == along else axis - (along < axis)
-
-
-def _through_pack(tensor: tf.Tensor, axis: int, source: int) -> int | None:
-    return axis + (tensor.op.get_attr("axis") % tensor.shape.rank <= axis)
-
-
-def _through_expansion(tensor: tf.Tensor, axis: int, source: int) -> int | None:
-    at = tf.get_static_value(tensor.op.inputs[1])
-    return None if at is None else axis + (int(at.reshape(-1)[0]) % tensor.shape.rank <= axis)
-
-
-def _through_squeeze(tensor: tf.Tensor, axis: int, source: int) -> int | None:
-    shape = tensor.op.inputs[0].shape
-    gone = [each % shape.rank for each in tensor.op.get_attr("squeeze_dims")]
-    # without axes all of size 1 go
-    gone = gone or [i for i, size in enumerate(shape.as_list()) if size == 1]
-    return None if axis in gone else axis - sum(each < axis for each in gone)
-
-
-def _through_slice(tensor: tf.Tensor, axis: int, source: int) -> int | None:
-    """x[1], x[:, tf.newaxis], x[..., 0]: by the specification's places, from the first."""
-    masks = {name: tensor.op.get_attr(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis")}
-    begin = tensor.op.inputs[1].shape
-    at = result = 0
-    for bit in range(begin[0] or 0):
-        is_ = {name: mask >> bit & 1 for name, mask in masks.items()}
-        if is_["ellipsis"]:
-            later = range(bit + 1, begin[0])
-            rest = sum(not masks["new_axis"] >> each & 1 for each in later)
-            skipped = tensor.op.inputs[0].shape.rank - rest - at
-            if at <= axis < at + skipped:
-                return result + axis - at
-            at, result = at + skipped, result + skipped
-        elif is_["new_axis"]:
-            result += 1
-        elif at == axis:
-            return None if is_["shrink_axis"] else result
-        else:
-            at, result = at + 1, result + 1 - is_["shrink_axis"]
-    return result + axis - at
-
-
-def _through_gather(tensor: tf.Tensor, axis: int, source: int) -> int | None:
-    """Rows of a table by the examples' indices; or columns of the examples, or some or one of them."""
-    along = tf.get_static_value(tensor.op.inputs[2]) if len(tensor.op.inputs) > 2 else 0
-    if along is None or (tensor.op.type == "GatherV2" and tensor.op.get_attr("batch_dims")):
-        return axis
-    along = int(along) % tensor.op.inputs[0].shape.rank
-    added = (tensor.op.inputs[1].shape.rank or 0) - 1
-    if source == 1:
-        return along + axis
-    return None if axis == along and added < 0 else axis + added * (axis > along)
-
-
-def _through_einsum(tensor: tf.Tensor, axis: int, source: int) -> int | None:
-    inputs, _, output = tensor.op.get_attr("equation").decode().replace(" ", "").partition("->")
-    letters = inputs.split(",")[source]
-    if "." in letters:
-        return _aligned(tensor, axis, source)
-    place = output.find(letters[axis])
-    return place if place >= 0 and "." not in output else None
-
-
-_RULES: dict[str, Callable[[tf.Tensor, int, int], int | None]] = {
-    "Transpose": _through_transpose,
-    "Reshape": _through_reshape,
-    "MatMul": _through_matmul,
-    "BatchMatMulV2": _through_matmul,
-    "Unpack": _through_unpack,
-    "Pack": _through_pack,
-    "ExpandDims": _through_expansion,
-    "Squeeze": _through_squeeze,
-    "StridedSlice": _through_slice,
-    "Gather": _through_gather,
-    "GatherV2": _through_gather,
-    "Einsum": _through_einsum,
-}
