@@ -1,8 +1,6 @@
 """The optimizers by their names, and Muon: momentum made orthogonal, so that a step moves all directions of a layer
 alike."""
 
-from typing import NamedTuple
-
 import tensorflow as tf
 
 from tower_train.config import Config
@@ -16,29 +14,26 @@ v1 = tf.compat.v1
 _COEFFICIENTS = 3.4445, -4.7750, 2.0315  # of Jordan's Newton-Schulz iteration: singular values to about 1, quickly
 
 
-class Optimizers(NamedTuple):
-    """The optimizer of each group of variables."""
+def make_optimizer(
+    config: Config, rate: tf.Tensor, epochs_seen: tf.Tensor, group: ParamGroup, grads: GradientsAndVariables
+) -> tuple[v1.train.Optimizer, tf.Tensor | None]:
+    """Returns a group's optimizer, and the share by which a step decays its weights, None for none.
 
-    options: Config  # whole, as five of them make an optimizer
-    rate: tf.Tensor  # float64 scalar, the learning rate of the step
-    epochs_seen: tf.Tensor  # float64 scalar, before the step
-
-    def make(self, group: ParamGroup, grads: GradientsAndVariables) -> tuple[v1.train.Optimizer, tf.Tensor | None]:
-        """Returns a group's optimizer, and the share by which a step decays its weights, None for none."""
-        options = self.options
-        is_double = any(variable.dtype.base_dtype.real_dtype == tf.float64 for _, variable in grads)
-        with tf.device(HOST):  # which has done with it long before the devices need it
-            rate = tf.cast(group_rate(self.rate, self.epochs_seen, group), tf.float64 if is_double else tf.float32)
-            decay = rate * options.weight_decay if options.weight_decay else None
-        exact = rate.dtype.as_numpy_dtype  # TensorFlow would round Python's numbers to float32
-        momentum = exact(options.momentum if group.momentum is None else group.momentum)
-        if options.optimizer == "sgd":
-            return v1.train.GradientDescentOptimizer(rate), decay
-        if options.optimizer in ("adam", "adamw"):  # its decay is in update.py, as every optimizer's
-            return v1.train.AdamOptimizer(rate, exact(0.9), exact(0.999), exact(1e-8)), decay
-        if options.optimizer == "muon" and group.muon:
-            return Muon(rate, momentum, options.nesterov, options.muon_iterations), decay
-        return v1.train.MomentumOptimizer(rate, momentum, use_nesterov=options.nesterov), decay
+    config: whole, as five of its options make an optimizer; rate, epochs_seen: of the step, float64 scalars.
+    """
+    is_double = any(variable.dtype.base_dtype.real_dtype == tf.float64 for _, variable in grads)
+    with tf.device(HOST):  # which has done with it long before the devices need it
+        rate = tf.cast(group_rate(rate, epochs_seen, group), tf.float64 if is_double else tf.float32)
+        decay = rate * config.weight_decay if config.weight_decay else None
+    exact = rate.dtype.as_numpy_dtype  # TensorFlow would round Python's numbers to float32
+    momentum = exact(config.momentum if group.momentum is None else group.momentum)
+    if config.optimizer == "sgd":
+        return v1.train.GradientDescentOptimizer(rate), decay
+    if config.optimizer in ("adam", "adamw"):  # its decay is in update.py, as every optimizer's
+        return v1.train.AdamOptimizer(rate, exact(0.9), exact(0.999), exact(1e-8)), decay
+    if config.optimizer == "muon" and group.muon:
+        return Muon(rate, momentum, config.nesterov, config.muon_iterations), decay
+    return v1.train.MomentumOptimizer(rate, momentum, use_nesterov=config.nesterov), decay
 
 
 class Muon(v1.train.MomentumOptimizer):

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tower_train import errors, normalization
 from tower_train.examples import Tensors
-from tower_train.graph import class_weights, random_state, summaries
+from tower_train.graph import class_weights, random_state
 from tower_train.graph.collectives import AllReduce
 from tower_train.graph.gradients import is_finite
 from tower_train.graph.loss_scale import LossScale
@@ -86,13 +86,6 @@ def step_report(
             **scale.report(mean.loss, finite),
         )
     return report._replace(input_secs=stream.waited(mean.gradients[0][0]))
-
-
-def step_summary(plan: StepPlan, mean: Mean, stream: Stream, update: tf.Operation) -> tf.Tensor | None:
-    """Returns the summary of a step; None without --summary_every_steps."""
-    if not plan.config.summary_every_steps:
-        return None
-    return summaries.step_summary(mean.gradients, stream.batches[0][0], update)
 
 
 def saved_variables(plan: StepPlan, replicas: Sequence[Replica], all_reduce: AllReduce) -> SavedVariables:

@@ -58,10 +58,8 @@ class Replica:
         self.is_compiled = is_compiled  # whether its operations are for XLA
         self.towers: list[BuiltTower] = []  # on these variables, in the order of their batches
         # means over all towers of all workers, from `average` on:
-        self.loss: tf.Tensor | None = None  # scalar
         self.mean_grads: GradientsAndVariables = []  # each with this copy's variable
         self.moving: list[Statistic] = []  # of batch statistics, for this copy's variables
-        self.regularization: tf.Tensor | float = 0.0  # the sum of the regularizers' values, scalar
         self._contained = []  # the values of regularizers that the towers' losses contain
 
     def add(self, context: Context, loss: tf.Tensor, scale: LossScale) -> None:
@@ -106,31 +104,26 @@ class Replica:
             return [tf.add_n(values) / len(values) for values in zip(*values_of_towers, strict=True)]
 
     def receive(
-        self,
-        mean_grads: GradientsAndVariables,
-        loss: tf.Tensor,
-        statistics: Sequence[tf.Tensor],
-        integers: Sequence[tf.Tensor],
-        changes: Changes,
-    ) -> None:
-        """Takes the means over all replicas: gradients with the originals, the loss, the statistics' values; and the
-        integers that tower 0 assigns. Adds the regularizers' gradients, once a variable, and changes the sums."""
-        self.loss, self.moving = loss, self._means_of_calls(statistics, integers)
+        self, mean_grads: GradientsAndVariables, statistics: Sequence[tf.Tensor], changes: Changes
+    ) -> tf.Tensor | float:
+        """Takes the means over all replicas: gradients with the originals, and the values of a tower's statistics. Adds
+        the regularizers' gradients, once a variable, and changes the sums. Returns the regularizers' sum, a scalar."""
+        self.moving = self._once_a_variable(statistics)
         grads = [(grad, self.variables.local_copy(original)) for grad, original in mean_grads]
         # those within a tower's loss would count twice; by `is`, as == between tensors makes an operation
         decays = [decay for decay in self.variables.decays if not any(decay is each for each in self._contained)]
         with self.here():
-            self.regularization, self.mean_grads = gradients.add_regularizers(grads, decays)
+            regularization, self.mean_grads = gradients.add_regularizers(grads, decays)
             for change in changes:
                 self.mean_grads = change(self.mean_grads, self.variables.canonical_name)
+        return regularization
 
-    def _means_of_calls(self, means: Sequence[tf.Tensor], integers: Sequence[tf.Tensor]) -> list[Statistic]:
-        """Returns one statistic per moving variable, from the means over towers of each call of its layer."""
+    def _once_a_variable(self, values: Sequence[tf.Tensor]) -> list[Statistic]:
+        """Returns one statistic per moving variable, with the mean of its values."""
         # a layer that is called twice, as on two views, moves its statistics once, by the mean of both
-        means, integers, by_variable = iter(means), iter(integers), {}
-        for each in self.towers[0].context.statistics:
-            each = each._replace(value=next(means if each.is_mean else integers))
-            by_variable.setdefault(each.moving.ref(), []).append(each)
+        by_variable = {}
+        for each, value in zip(self.towers[0].context.statistics, values, strict=True):
+            by_variable.setdefault(each.moving.ref(), []).append(each._replace(value=value))
         return [
             calls[0]._replace(value=tf.add_n([each.value for each in calls]) / len(calls))
             if len(calls) > 1 and calls[0].is_mean
@@ -159,21 +152,22 @@ def average(replicas: Sequence[Replica], all_reduce: AllReduce, changes: Changes
     # workers end after the same step, else the others would wait for ever: the request is a mean too
     votes, ask_to_stop = _stop_request(replicas[0].towers[0].loss.dtype) if all_reduce.num_workers > 1 else ([], None)
     local = [replica.average_gradients() for replica in replicas]
+    originals = [variable for _, variable in local[0]]
     means = all_reduce.mean([[grad for grad, _ in grads] for grads in local])
     # Apart from the gradients, as these may be large and the loss may come in another dtype; votes travel with it.
     values = all_reduce.mean([replica.average_values(votes) for replica in replicas])
-    originals = [variable for _, variable in local[0]]
-    first = replicas[0]
-    # the same in all copies, even if they depend on the batch
-    integers = [each.value for each in first.towers[0].context.statistics if not each.is_mean]
-    for replica, grads, (loss, *rest) in zip(replicas, means, values, strict=True):
-        replica.receive(list(zip(grads, originals, strict=True)), loss, rest[len(votes) :], integers, changes)
+    first, regularization = replicas[0], []
+    for replica, grads, (_, *rest) in zip(replicas, means, values, strict=True):
+        averaged = iter(rest[len(votes) :])
+        # integers are tower 0's: the same in all copies, even if they depend on the batch
+        statistics = [next(averaged) if each.is_mean else each.value for each in first.towers[0].context.statistics]
+        regularization.append(replica.receive(list(zip(grads, originals, strict=True)), statistics, changes))
+    data_loss, stopping = values[0][0], values[0][1] if votes else None
     with first.here():
-        loss = first.loss + first.regularization
+        loss = data_loss + regularization[0]
     # Layers may assign values that are read from the weights, so these are needed before the update.
     moving = [each.value.op for replica in replicas for each in replica.moving]
-    stopping = values[0][1] if votes else None
-    return Mean(loss, first.loss, first.mean_grads, [*all_reduce.operations, *moving], stopping, ask_to_stop)
+    return Mean(loss, data_loss, first.mean_grads, [*all_reduce.operations, *moving], stopping, ask_to_stop)
 
 
 def _stop_request(dtype: tf.DType) -> tuple[list[tf.Tensor], tf.Operation]:

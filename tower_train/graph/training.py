@@ -5,13 +5,12 @@ import functools
 import tensorflow as tf
 
 from tower_train.config import Config
-from tower_train.graph import gradients, outputs, xla
+from tower_train.graph import gradients, outputs, summaries, xla
 from tower_train.graph.collectives import AllReduce
 from tower_train.graph.context import Context
 from tower_train.graph.devices import HOST
 from tower_train.graph.draws import Draws
 from tower_train.graph.loss_scale import LossScale
-from tower_train.graph.optimizers import Optimizers
 from tower_train.graph.order import choose_order
 from tower_train.graph.record import TrainingGraph
 from tower_train.graph.replica import Changes, average, built_towers, make_replicas
@@ -60,10 +59,9 @@ def build_step(plan: StepPlan) -> TrainingGraph:
 
         all_reduce = AllReduce(layout.replicas, plan.all_reduce, layout.num_workers, layout.weight)
         mean = average(replicas, all_reduce, _gradient_changes(config))  # over all towers of all workers
-        optimizers = Optimizers(config, rate, counters.epochs_seen)
         parts = [
             # all towers' contexts share one dict of groups, which their layers have filled
-            prepare_update(replica, optimizers, shared.param_groups, config.ema, counters.global_step)
+            prepare_update(replica, config, rate, counters, shared.param_groups)
             for replica in replicas  # from the same means, so that all copies stay the same to the bit
         ]
         parts += stream.order.prepare_update(counters.examples_seen.read_value(), layout.offsets, all_reduce.gather)
@@ -80,7 +78,9 @@ def build_step(plan: StepPlan) -> TrainingGraph:
             stream,
             train_op=finite.op,
             report=outputs.step_report(counters, rate, mean, scale, finite, stream, counting),
-            summary=outputs.step_summary(plan, mean, stream, finite.op),
+            summary=summaries.step_summary(mean.gradients, stream.batches[0][0], finite.op)
+            if config.summary_every_steps
+            else None,
             saved=outputs.saved_variables(plan, replicas, all_reduce),
             random_numbers=outputs.random_numbers(plan, stream, towers[0]),
             compared=outputs.compared(mean, towers),

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.config import Config
 from tower_train.graph.context import ParamGroup, Statistic
 from tower_train.graph.gradients import all_finite, are_finite
 from tower_train.graph.loss_scale import LossScale
-from tower_train.graph.optimizers import Optimizers
+from tower_train.graph.optimizers import make_optimizer
 from tower_train.graph.replica import Mean, Replica, built_towers
 
 v1 = tf.compat.v1
@@ -88,20 +89,15 @@ def update_if_finite(
 
 
 def prepare_update(
-    replica: Replica,
-    optimizers: Optimizers,
-    param_groups: Mapping[str, ParamGroup],
-    average_decay: float,
-    global_step: tf.Variable,
+    replica: Replica, config: Config, rate: tf.Tensor, counters: Counters, param_groups: Mapping[str, ParamGroup]
 ) -> Callable[[], tf.Operation]:
     """Creates the variables of a replica's update, outside of the conditional in which a step updates.
 
     Args:
       replica: with its mean gradients.
-      optimizers: makes the optimizer of each group.
+      config: with the optimizer, and the decay of the moving averages, 0 for none.
+      rate, counters: before this step.
       param_groups: {name of a variable in a block of layers.param_group: its group}.
-      average_decay: of the moving averages of weights and averaged statistics; 0 for none.
-      global_step: int64 variable, steps done before this one.
 
     Returns:
       A function that builds the update: weight decay (Loshchilov and Hutter 2019, "Decoupled weight decay
@@ -115,11 +111,15 @@ def prepare_update(
     averaged = [*replica.variables.trained(), *(each.moving for each in replica.moving if each.is_averaged)]
     with replica.variables.more_states():
         # over groups: (optimizer, decay or None, gradients)
-        by_group = [(*optimizers.make(group, grads), grads) for group, grads in groups.items() if grads]
+        by_group = [
+            (*make_optimizer(config, rate, counters.epochs_seen, group, grads), grads)
+            for group, grads in groups.items()
+            if grads
+        ]
         for optimizer, _, grads in by_group:
             optimizer._create_slots([variable for _, variable in grads])  # else within the conditional
-        averages = [_create_average(variable) for variable in averaged] if average_decay else []
-    shares = _shares({average.dtype.base_dtype for average in averages}, average_decay, global_step)
+        averages = [_create_average(variable) for variable in averaged] if config.ema else []
+    shares = _shares({average.dtype.base_dtype for average in averages}, config.ema, counters.global_step)
 
     trained = {variable.ref() for _, variable in replica.mean_grads}
 
