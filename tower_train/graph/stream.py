@@ -115,23 +115,21 @@ def training_stream(
         batches, initializer, renewal = staged
     else:
         batches, initializer, renewal = reader.on_devices(take(), examples_seen), iterator.initializer, ()
-    state = (
-        elements.iterator_state(iterator, layout, not transfer.augments_on_devices, length)
+    return Stream(
+        batches,
+        initializer,
+        positions,
+        order,
+        state=elements.iterator_state(iterator, layout, not transfer.augments_on_devices, length)
         if examples.elements
-        else None
+        else None,
+        renewal=renewal,
+        notes=tuple(filter(None, (transfer.note, elements.workers_line(examples, layout.num_workers)))),
     )
-    notes = tuple(filter(None, (transfer.note, elements.workers_line(examples, layout.num_workers))))
-    return Stream(batches, initializer, positions, order, state, renewal, notes)
 
 
 class _Reader:
-    """Reads a step's batches on the host, and preprocesses them there or on their towers' devices.
-
-    Args:
-      workload, examples, layout, transfer: as for `training_stream`.
-      make_draws: (position, number of examples) -> their random numbers.
-      offsets: over towers, of their positions in a step.
-    """
+    """Reads a step's batches on the host, and preprocesses them there or on their towers' devices."""
 
     def __init__(
         self,
@@ -139,33 +137,33 @@ class _Reader:
         examples: Examples,
         layout: Layout,
         transfer: Transfer,
-        make_draws: Callable[..., Draws],
-        offsets: Sequence[int],
+        make_draws: Callable[..., Draws],  # (position, number of examples) -> their random numbers
+        offsets: Sequence[int],  # over towers, of their positions in a step
     ):
-        self._workload, self._layout, self._transfer, self._make_draws = workload, layout, transfer, make_draws
+        self._workload, self._layout, self._transfer = workload, layout, transfer
+        self._make_draws, self._offsets = make_draws, offsets
         # An element of the iterator is a whole step, which `take` slices, or one batch a tower, read in parallel.
         # Data in an order of their own come as whole steps: the iterator's state must not depend on the towers.
         is_whole = offsets[-1] - offsets[0] == layout.worker_batch - layout.tower_batch  # one range of positions
         by_tower = (transfer.is_staged or transfer.augments_on_devices or not is_whole) and not examples.elements
-        self._offsets = offsets
         self.parts = layout.num_towers if by_tower else 1
         self.part_size = layout.worker_batch // self.parts
         # here, outside of tf.data's function, as it may hold the data as constants
         self._fetch = examples.opened() if examples.open else None
 
-    def read(self, position: tf.Tensor, *batch) -> tuple[tuple[Tensors, Tensors], ...]:
-        """Returns the parts of the step from a position on. batch: a data set's next (features, labels), if it has an
-        order of its own."""
-        return tuple(self._part(position + offset, *batch) for offset in self._offsets[: self.parts])
+    def read(self, position: tf.Tensor, batch: tuple[Tensors, Tensors] | None = None) -> tuple:
+        """Returns the parts of the step from a position on, each (features, labels). batch: a data set's next ones, if
+        it has an order of its own."""
+        return tuple(self._part(position + offset, batch) for offset in self._offsets[: self.parts])
 
-    def _part(self, position: tf.Tensor, batch: tuple[Tensors, Tensors] | None = None) -> tuple[Tensors, Tensors]:
+    def _part(self, position: tf.Tensor, batch: tuple[Tensors, Tensors] | None) -> tuple[Tensors, Tensors]:
         # no device: placements slow an input function down
         draws = self._make_draws(position, self.part_size, device=None)
         # draws.indices: the examples at these positions, in the order that `order` gives
-        features, labels = self._fetch(draws.indices) if batch is None else batch
+        batch = self._fetch(draws.indices) if batch is None else batch
         if not self._transfer.augments_on_devices:
-            features, labels = _preprocess(self._workload, features, labels, draws)
-        return with_batch_size((features, labels), self.part_size)
+            batch = _preprocess(self._workload, *batch, draws)
+        return with_batch_size(batch, self.part_size)
 
     def take(self, iterator) -> Batches:
         """Takes a step out of the iterator over what `read` returns; over towers."""
