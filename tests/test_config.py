@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 
+import numpy as np
 import pytest
 
 import cifar10
@@ -50,6 +51,7 @@ WHOLE, LIST = "a whole number at least", "whole numbers separated by commas, eac
         ("momentum", 1, "a number at least 0 and below 1"),
         ("learning_rate", float("nan"), "a number above 0"),
         ("learning_rate", float("inf"), "a number above 0"),
+        ("learning_rate", np.float32("inf"), "a number above 0"),
         ("batch_size", "64", WHOLE),
         ("batch_size", 64.0, WHOLE),
         ("batch_size", True, WHOLE),
@@ -78,6 +80,9 @@ def test_a_value_that_is_not_allowed_is_refused_with_what_is(name, value, allowe
         ("learning_rate", 1, 1.0),
         ("accumulate_steps", 1024, 1024),
         ("gpus", [2, 0], (2, 0)),
+        ("batch_size", np.int64(64), 64),
+        ("learning_rate", np.float32(0.5), 0.5),
+        ("gpus", [np.int32(1)], (1,)),
         ("train_dir", pathlib.Path("runs") / "one", "runs/one"),
         ("train_dir", "/mnt/gs:/run", "/mnt/gs:/run"),
     ],

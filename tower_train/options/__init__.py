@@ -5,6 +5,7 @@ An options class is a frozen dataclass of fields made by `option`. No TensorFlow
 
 import dataclasses
 import math
+import numbers
 import operator
 import os
 import re
@@ -20,6 +21,8 @@ AUGMENTATION = "Augmentation of training images"
 LEARNING_RATE, OPTIMIZER, ARITHMETIC = "Learning rate", "Optimizer", "Arithmetic and repeatability"
 RUN, FAULTS, REPORTS = "The run and its files", "Faults", "Reports and evaluations"
 _BOUNDS = {"at least": operator.ge, "above": operator.gt, "at most": operator.le, "below": operator.lt}
+# {type of an option: types of its values}; numpy's numbers count too
+_TYPES = {bool: bool, int: numbers.Integral, float: numbers.Real, str: (str, os.PathLike), tuple: ()}
 _NOUNS = {
     bool: "true or false",
     int: "a whole number",
@@ -99,19 +102,18 @@ def allowed(field: dataclasses.Field) -> str:
 def checked(field: dataclasses.Field, value):
     """Returns an option's value, converted to its type; ConfigError if its type or size is not allowed."""
     kind = option_type(field)
-    near = {float: int, tuple: list, str: os.PathLike}.get(kind, kind)
-    parts, part_type = (value, int) if isinstance(value, (tuple, list)) else ((value,), (kind, near))
-    is_of_type = isinstance(value, (kind, near)) and all(isinstance(part, part_type) for part in parts)
-    if not is_of_type or any(isinstance(part, bool) for part in parts) != (kind is bool):
+    parts, part_kind = (value, int) if kind is tuple and isinstance(value, tuple | list) else ((value,), kind)
+    if not all(isinstance(part, _TYPES[part_kind]) and isinstance(part, bool) == (kind is bool) for part in parts):
         raise _refusal(field, repr(value))
     if not parts or not all(_is_allowed(part, field.metadata["allowed"]) for part in parts):
         raise _refusal(field, as_text(value)[:100])
-    if kind is str and ("\0" in os.fspath(value) or (field.default is None and not os.fspath(value))):
+    value = tuple(map(int, value)) if kind is tuple else kind(value)
+    if kind is str and ("\0" in value or (field.default is None and not value)):
         raise errors.ConfigError(
             f"--{field.name}={value}: it must be text without NUL, and not empty, as from an unset variable. Leave the "
             "option out, or give it a value."
         )
-    return kind(value)
+    return value
 
 
 def _is_of_use(field: dataclasses.Field, values: Mapping[str, Any]) -> bool:
@@ -149,7 +151,8 @@ def _on_command_line(name: str, value) -> str:
 def _is_allowed(value, allowed: tuple | str) -> bool:
     if isinstance(allowed, tuple):
         return value in allowed
-    if isinstance(value, int | float) and not abs(value) < (2**63 if isinstance(value, int) else math.inf):  # nor NaN
+    limit = 2**63 if isinstance(value, numbers.Integral) else math.inf
+    if isinstance(value, numbers.Real) and not abs(value) < limit:  # nor NaN
         return False
     bounds = re.findall(r"([a-z ]+) (\d+)", allowed.replace(" and ", ","))
     return all(_BOUNDS[word](value, int(bound)) for word, bound in bounds)
