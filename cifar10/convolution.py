@@ -213,66 +213,48 @@ def transforms(sizes: tuple[int, int], taps: tuple[int, int]) -> tuple[Axes, Axe
     Filtering `size` pixels gives size + taps - 1, and the outermost are not wanted. A shorter transform adds the end to
     the beginning; with a length of at least size + taps // 2, that changes only unwanted pixels.
     """
-    first, second = (_Fourier(size, count) for size, count in zip(sizes, taps, strict=True))
+    # Even lengths, so that the highest frequency is real.
+    lengths = [max(4, 2 * -(-(size + count // 2) // 2)) for size, count in zip(sizes, taps, strict=True)]
+    maps = [_fourier(length, np.arange(size)) for length, size in zip(lengths, sizes, strict=True)]
+    kernels = [_fourier(length, count // 2 - np.arange(count)) for length, count in zip(lengths, taps, strict=True)]
+    # The transpose of a Fourier transform is its inverse, but for the sign of the imaginary part and a factor.
+    back = _axes(*(each / len(each) for each in maps), lambda p, q: (p + q, q, -p))
+    for matrix in back.first, back.ends:
+        matrix[2:] *= 2  # for the conjugates, which are left out
     return (
-        Axes(_real_spectrum(first.from_x), *_along_second(second.from_x, lambda a, b: (a + b, a, b))),
-        Axes(_real_spectrum(first.from_g), *_along_second(second.from_g, lambda c, d: (c, d - c, c + d))),
-        Axes(_from_real_spectrum(first.to_y), *_back_along_second(second.to_y)),
+        _axes(*maps, lambda a, b: (a + b, a, b)),
+        _axes(*kernels, lambda c, d: (c, d - c, c + d)),
+        Axes(*(matrix.T for matrix in back)),
     )
 
 
-class _Fourier:
-    """The discrete Fourier transforms of one axis: y = to_y @ ((from_x @ x) * (from_g @ g)), all of them complex."""
-
-    def __init__(self, size: int, taps: int):
-        length = max(4, 2 * -(-(size + taps // 2) // 2))  # even, so that the highest frequency is real
-        frequencies = 2 * np.pi / length * np.arange(length)
-        self.from_x = np.exp(-1j * np.outer(frequencies, np.arange(size)))
-        self.from_g = np.exp(1j * np.outer(frequencies, np.arange(taps) - taps // 2))
-        self.to_y = np.exp(1j * np.outer(np.arange(size), frequencies)) / length
+def _fourier(length: int, places: np.ndarray) -> np.ndarray:
+    """Returns the discrete Fourier transform of values at these places, complex [length, places]."""
+    return np.exp(-1j * np.outer(2 * np.pi / length * np.arange(length), places))
 
 
-def _ends_and_inner(spectrum: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Splits rows of frequencies into the ends (0 and the highest) and those between; the rest are conjugates."""
-    half = len(spectrum) // 2
-    return spectrum[[0, half]].real, spectrum[1:half]
+def _axes(first: np.ndarray, second: np.ndarray, factors: Callable) -> Axes:
+    """Makes the real matrices of two axes' complex transforms, [length, size] each.
 
-
-def _real_spectrum(transform: np.ndarray) -> np.ndarray:
-    """Stacks the ends, then each inner frequency's real and imaginary part."""
-    ends, inner = _ends_and_inner(transform)
-    return np.concatenate([ends, np.stack([inner.real, inner.imag], axis=1).reshape(2 * len(inner), -1)])
-
-
-def _from_real_spectrum(inverse: np.ndarray) -> np.ndarray:
-    ends, inner = _ends_and_inner(inverse.T)
-    # Doubled, for their conjugates.
-    return np.concatenate([ends, 2 * np.stack([inner.real, -inner.imag], axis=1).reshape(2 * len(inner), -1)]).T
-
-
-def _along_second(transform: np.ndarray, factors: Callable) -> tuple[np.ndarray, np.ndarray]:
-    """Returns Axes.ends and Axes.inner for the factors of Gauss's three products, from a complex [length, size].
-
-    The product of a + bi and c + di is (r - t) + (r + s) i, with r = (a + b) c, s = a (d - c) and t = b (c + d).
-    `factors` makes the three factors of one side from real and imaginary part.
+    The product of a + bi and c + di is (r - t) + (r + s) i, with Gauss's three products r = (a + b) c, s = a (d - c)
+    and t = b (c + d). The real part of that times p - qi is (p + q) r + q s - p t. `factors` makes the three factors of
+    one side from real and imaginary part.
     """
-    ends, inner = _ends_and_inner(transform)
-    real, imaginary = np.hstack([transform.real, -transform.imag]), np.hstack([transform.imag, transform.real])
-    return np.concatenate([ends, *factors(inner.real, inner.imag)]), np.concatenate(factors(real, imaginary))
-
-
-def _back_along_second(inverse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns Axes.ends and Axes.inner of the inverse, from those three products."""
-
-    def as_products(real_part, imaginary_part):
-        return real_part + imaginary_part, imaginary_part, -real_part
-
-    ends, inner = _ends_and_inner(inverse.T)
-    real, imaginary = np.vstack([inverse.real, inverse.imag]), np.vstack([-inverse.imag, inverse.real])
-    return (
-        np.concatenate([ends, *as_products(2 * inner.real, -2 * inner.imag)]).T,
-        np.hstack(as_products(real, imaginary)),
+    ends, inner = _ends_and_inner(first)
+    pairs = np.stack([inner.real, inner.imag], axis=1).reshape(2 * len(inner), -1)
+    second_ends, second_inner = _ends_and_inner(second)
+    real, imaginary = np.hstack([second.real, -second.imag]), np.hstack([second.imag, second.real])
+    return Axes(
+        np.concatenate([ends, pairs]),
+        np.concatenate([second_ends, *factors(second_inner.real, second_inner.imag)]),
+        np.concatenate(factors(real, imaginary)),
     )
+
+
+def _ends_and_inner(transform: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Splits rows of frequencies into the ends (0 and the highest) and those between; the rest are conjugates."""
+    half = len(transform) // 2
+    return transform[[0, half]].real, transform[1:half]
 
 
 def _spectrum(values: tf.Tensor, axes: Axes) -> tuple[tf.Tensor, tf.Tensor]:
