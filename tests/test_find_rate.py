@@ -61,9 +61,13 @@ def test_the_command_draws_and_suggests_and_refuses_what_never_learns(tmp_path, 
     assert status == errors.ConfigError.exit_status and "the loss falls at no rate from 1e-05 to 0.0001" in stderr
 
 
-def test_options_of_other_processes_and_of_epochs_are_refused():
-    for name in ("worker_hosts", "epochs"):
-        with pytest.raises(
-            errors.ConfigError, match=f"--{name}: a range test is of one process and seed, and counts steps"
-        ):
-            find_rate.check_options(["--num_gpus=2", f"--{name}=2"])
+def test_options_of_other_processes_and_of_epochs_are_refused_also_in_a_file(tmp_path):
+    (tmp_path / "epochs").write_text("--epochs=2\n")
+    (tmp_path / "steps").write_text("--max_steps=7\n")
+    for word, name in (("--worker_hosts=a:1", "worker_hosts"), (f"--flagfile={tmp_path}/epochs", "epochs")):
+        with pytest.raises(errors.ConfigError, match=f"--{name}: a range test is of one process and seed, and counts"):
+            find_rate.asked_steps(["find_rate", "--num_gpus=2", word])
+    asked = [
+        find_rate.asked_steps(["find_rate", "--units=3", *more]) for more in ([], [f"--flagfile={tmp_path}/steps"])
+    ]
+    assert asked == [200, 7]

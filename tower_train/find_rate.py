@@ -91,13 +91,15 @@ def has_diverged(losses: Sequence[float]) -> bool:
     return bool(before) and last > min(before) + (_DIVERGED - 1) * abs(min(before))
 
 
-def check_options(argv: Sequence[str]) -> None:
-    """Raises ConfigError for options that a range test cannot follow."""
+def asked_steps(argv: Sequence[str]) -> int:
+    """Returns the number of steps that a command line asks for; ConfigError for options that a test cannot follow."""
+    given = command_line.parse_values(argv, command_line.option_fields(Config, RecipeOptions), known_only=True)
     for name in ("worker_hosts", "task_index", "elastic", "epochs", "seeds"):
-        if any(word.lstrip("-").partition("=")[0] == name for word in argv):
+        if name in given:
             raise errors.ConfigError(
                 f"--{name}: a range test is of one process and seed, and counts steps. Leave it out."
             )
+    return given.get("max_steps", _STEPS)  # not a recipe's
 
 
 def draw(rates: np.ndarray, losses: np.ndarray, rate: float, label: str) -> str:
@@ -119,13 +121,11 @@ def main(argv) -> int:
     if not importlib.util.find_spec("matplotlib"):
         raise errors.ConfigError("The curve needs matplotlib: pip install matplotlib.")
     config, workload_options = __main__.parse(argv)
+    steps = asked_steps(argv)
     from tower_train.graph import schedule
     from tower_train.workload import load
 
-    check_options(argv)
     curves.check_replaceable("find_rate", (".png",))
-    asks = any(word.lstrip("-").startswith("max_steps") for word in argv)  # else it may be a recipe's
-    steps = config.max_steps if asks and config.max_steps else _STEPS
     rates, losses = range_test(load(config.workload).with_options(workload_options), config, steps)
     rate = suggested(rates, losses)
     if rate is None:

@@ -241,6 +241,7 @@ MISTAKES = [  # files below the root, options, class of the error, words of its 
     ([*(f"train/{n}_1.png" for n in "ab"), "test/o_1.png", "test/n_1.png"], NAMES, errors.DataError, "is of class n."),
     (TWO, dict(labels="none.csv"), errors.DataError, "there is no such file in {root}. Give folders, names (the cl"),
     (TWO, dict(labels="two.csv:kind"), errors.DataError, "1.jpg has a and b as kind"),
+    (TWO, dict(labels="images.csv"), errors.DataError, "images.csv has no column beside that of the images"),
     (TWO, dict(labels="one.csv"), errors.DataError, "finds images of 1 classes"),
     (TWO, dict(labels="others.csv"), errors.DataError, "(file, kind) names images below"),
     (TWO, dict(labels="two.csv:Kind"), errors.ConfigError, "such column. Give one of: --labels=two.csv:kind"),
@@ -251,6 +252,7 @@ MISTAKES = [  # files below the root, options, class of the error, words of its 
 TABLES = dict(
     two="file,kind\n1.jpg,a\n1.jpg,b\n",
     one="file,kind\n1.jpg,a\n2,a\n",
+    images="file\n1.jpg\n2\n",
     others="file,kind\nx,a\ny,b\n",
     empty="",
     uneven="file,kind\n1.jpg,a\n2.jpg,b,c\n",

@@ -106,6 +106,8 @@ def _from_table(directory: pathlib.Path, labels: str, option: str, paths: list[s
             "hold their names, with or without extension."
         )
     others = [name for i, name in enumerate(header) if i != image]
+    if not others:
+        raise errors.DataError(f"--{option}={labels}: {table} has no column beside that of the images. Add one.")
     if column is None and len(others) == 1:
         column = others[0]
     if column not in others:
