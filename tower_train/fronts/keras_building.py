@@ -1,8 +1,8 @@
-"""Keras models built apart from the program's use of Keras; names and initial values of their variables in a graph."""
+"""Keras models built apart from the program's use of Keras; names, initial values and a scope of their variables."""
 
 import concurrent.futures
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import keras
@@ -125,3 +125,30 @@ def constant(value: np.ndarray):
             return tf.ensure_shape(outside_graph(value), shape)
 
     return initial_value
+
+
+class TowerScope(keras.StatelessScope):
+    """A scope in which layers and programs compute on given values of variables, and what they assign is noted.
+
+    Args:
+      values: (variable, value), used instead of the variable's own value. Gradients also
+        reach a weight through values assigned to it, as on one device.
+    """
+
+    def __init__(self, values: Iterable[tuple]):
+        # Variables without a value are a model's that was built for its layers only, and get none here.
+        super().__init__(values, collect_losses=True, initialize_variables=False)
+        self.assigned: dict[int, tuple[keras.Variable, tf.Tensor]] = {}  # by id
+
+    def add_update(self, update):
+        variable, value = update
+        self.assigned[id(variable)] = update
+        before = self.get_current_value(variable)
+        is_of_weight = before is not None and variable.trainable
+        super().add_update((variable, _assigned(tf.convert_to_tensor(before), value) if is_of_weight else value))
+
+
+@tf.custom_gradient
+def _assigned(before: tf.Tensor, value: tf.Tensor):
+    """Returns a value assigned to a weight; its gradient goes to the weight."""
+    return tf.identity(value), lambda grad: (grad, None)

@@ -15,8 +15,14 @@ import tensorflow as tf
 
 from tower_train import errors, layers
 from tower_train.fronts import compat
-from tower_train.fronts.keras_building import as_initializer, build_isolated, features_fault, floatx, named_variables
-from tower_train.fronts.scope import TowerScope
+from tower_train.fronts.keras_building import (
+    TowerScope,
+    as_initializer,
+    build_isolated,
+    features_fault,
+    floatx,
+    named_variables,
+)
 from tower_train.graph import context
 from tower_train.normalization import moving_collections, normalize, note
 

@@ -18,11 +18,11 @@ import tensorflow as tf
 from tower_train import console, errors, normalization
 from tower_train.fronts import compat, meeting, parts, placement
 from tower_train.fronts.draws import drawn_for_more, rows_of_draw
+from tower_train.fronts.keras_building import TowerScope
 from tower_train.fronts.keras_towers import layers
 from tower_train.fronts.keras_towers.exchange import Exchange
 from tower_train.fronts.keras_towers.whole import Whole
 from tower_train.fronts.meeting import Tower
-from tower_train.fronts.scope import TowerScope
 from tower_train.graph import xla
 from tower_train.graph.devices import HOST
 from tower_train.graph.gradients import GradientsAndVariables

@@ -76,34 +76,32 @@ class Whole(Averages):
 
     def gradients(self, per_tower, weights=None):
         """Returns the gradients of the whole batch's loss, with the slices that one device would have."""
+        pairs = zip(super().gradients(per_tower, weights), per_tower[0], strict=True)
         return [
-            (
-                whole
-                if not isinstance(whole, tf.IndexedSlices) or _are_of_examples(first.indices)
-                else gradients.sum_rows(whole),
-                variable,
-            )
-            for (whole, variable), (first, _) in zip(super().gradients(per_tower, weights), per_tower[0], strict=True)
+            (whole if _is_of_examples(first) else gradients.sum_rows(whole), variable)
+            for (whole, variable), (first, _) in pairs
         ]
 
     def _add(self, tensors: Sequence) -> list:
         """Returns sums over processes; of IndexedSlices those with the rows of all."""
         slices = [each for each in tensors if isinstance(each, tf.IndexedSlices)]
         rows = iter(self._exchange.rows([part for each in slices for part in (each.values, each.indices)]))
-        sums = iter(self._exchange.sum([each for each in tensors if not isinstance(each, tf.IndexedSlices)]))
+        sums = iter(self._exchange.sum([each for each in tensors if isinstance(each, tf.Tensor)]))
         return [
-            tf.IndexedSlices(next(rows), next(rows), each.dense_shape)
-            if isinstance(each, tf.IndexedSlices)
-            else next(sums)
+            next(sums) if isinstance(each, tf.Tensor) else tf.IndexedSlices(next(rows), next(rows), each.dense_shape)
             for each in tensors
         ]
 
 
-def _are_of_examples(indices: tf.Tensor) -> bool:
-    """Returns whether one device too would have one row for each use by an example; Keras' Adam squares each by itself.
+def _is_of_examples(grad: gradients.Gradient) -> bool:
+    """Returns whether a gradient is rows of which one device too would have one for each use by an example; Keras' Adam
+    squares each by itself.
 
     Other rows are of no examples, as positions', or unique, as those of a sparse input's product.
     """
-    constants = {id(inside) for outside, inside in indices.graph.captures if hasattr(outside, "numpy")}
-    begun = [op.outputs[0] for op in ancestors([indices.op], but=_NO_EXAMPLES) if op.type == "Placeholder"]
+    if not isinstance(grad, tf.IndexedSlices):
+        return False
+    op = grad.indices.op
+    constants = {id(inside) for outside, inside in op.graph.captures if hasattr(outside, "numpy")}
+    begun = [each.outputs[0] for each in ancestors([op], but=_NO_EXAMPLES) if each.type == "Placeholder"]
     return any(id(tensor) not in constants or tensor.dtype == tf.resource for tensor in begun)

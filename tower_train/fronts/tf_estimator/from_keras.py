@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.fronts import compat, keras_building, meeting
-from tower_train.fronts.scope import TowerScope
 from tower_train.fronts.tf_estimator import library, towers
 from tower_train.fronts.tf_estimator.tower_estimator import Estimator
 
@@ -74,7 +73,7 @@ class _KerasModelFn:
             self._initial = _values(model)
         graphs = _in_graph(model.variables, self._initial)
         before = [(v, tf.identity(graphs[id(v)])) for v in model.variables]
-        with TowerScope(before) as scope, compat.moments_of_graph(lambda v: graphs[id(v)]):
+        with keras_building.TowerScope(before) as scope, compat.moments_of_graph(lambda v: graphs[id(v)]):
             outputs = model(x, training=is_training)
         predictions = (
             outputs
