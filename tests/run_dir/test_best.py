@@ -113,10 +113,10 @@ def test_a_best_checkpoint_that_cannot_be_kept_ends_no_run(scripted, tmp_path, c
     assert (tmp_path / "best").read_text() == "mine"
 
 
-def opened(folder, keep_best=False, patience=5):
+def opened(folder, step=0, keep_best=False, patience=5):
     """Of epochs of 16 examples, and steps of as many."""
     options = dict(keep_best=keep_best, early_stopping_patience_epochs=patience, eval_every_steps=1, batch_size=16)
-    return best.Best(directory.RunDirectory(folder), Config(**options), 16)
+    return best.Best(directory.RunDirectory(folder), Config(**options), 16, step)
 
 
 def note(compared, step, value, mode="max"):
@@ -129,13 +129,10 @@ def test_an_evaluation_of_a_step_that_was_lost_does_not_count_until_it_is_done_a
     compared = opened(tmp_path)
     for step in (20, 25):
         note(compared, step, 0.5)
-    resumed = opened(tmp_path)
-    assert compared.is_over and not resumed.is_over and not resumed.is_kept
-    assert [(resumed.begin(step), resumed.is_over) for step in (20, 25, 30)] == [
-        (False, False),
-        (False, True),
-        (True, True),
-    ]
+    resumed = [opened(tmp_path, step) for step in (0, 20, 25, 30)]
+    assert compared.is_over and not any(each.is_kept for each in resumed)
+    assert [each.is_over for each in resumed] == [False, False, True, True]
+    assert [each.is_news for each in resumed] == [False, False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -155,9 +152,9 @@ def test_the_best_is_the_highest_or_the_lowest_and_nan_the_worst(mode, values, b
 
 def test_it_begins_anew_if_other_values_are_the_best(tmp_path):
     note(opened(tmp_path), 5, 9.0, "max")
-    compared = opened(tmp_path, patience=1)
-    assert not compared.begin(5)
+    compared = opened(tmp_path, 5, patience=1)
+    assert not compared.is_news
     [line] = compared.compare_by("m", "min")
-    assert line == "*** Until now the max of m was the best, now the min of m is. It begins anew." and compared.begin(5)
+    assert line == "*** Until now the max of m was the best, now the min of m is. It begins anew." and compared.is_news
     note(compared, 5, 0.5, "min")
     assert not compared.compare_by("m", "min") and jobs.read_json(tmp_path, "best.json")["mode"] == "min"

@@ -115,7 +115,7 @@ def test_the_best_checkpoint_and_the_file_that_names_it(run, tmp_path, monkeypat
     copied, copyfile = [], shutil.copyfile
     monkeypatch.setattr(shutil, "copyfile", lambda source, to: copied.append(to.suffix) or copyfile(source, to))
     config = Config(keep_best=True, eval_every_steps=5)
-    disk, compared = Disk(run, monkeypatch), best.Best(directory.RunDirectory(run), config, 16)
+    disk, compared = Disk(run, monkeypatch), best.Best(directory.RunDirectory(run), config, 16, 0)
     for step, value in ((5, 0.5), (10, 0.4), (15, 0.6), (20, 0.7)):
         metrics = {"precision": Metric(value, mode="max")}
         compared.note(types.SimpleNamespace(step=step, metrics=metrics), saving.save(run, step, keep=1))

@@ -91,7 +91,7 @@ class MirrorCheck(Action):
         self._saved, self._session = training.graph.saved, training.session
 
     def is_due(self, step):
-        return self._every_steps > 0 and step % self._every_steps == 0
+        return step % self._every_steps == 0
 
     def __call__(self, step, report):
         fingerprints = self._session.run(self._saved.fingerprints)

@@ -25,8 +25,7 @@ class Evaluations:
 
     def __init__(self, plan: Plan):
         self._plan, self._run_dir, self._config, self._trained_on = plan, plan.run_dir, plan.config, plan.examples
-        self._last_step = plan.last_step
-        self.best = Best(plan.run_dir, plan.config, plan.examples.num_examples)  # compares the evaluations
+        self.best = Best(plan.run_dir, plan.config, plan.examples.num_examples, plan.steps_done)
         self._evaluators: dict[str, Evaluator] = {}  # by split
         self._split = TEST  # on which checkpoints are chosen
         self.pending: list[str] = []  # paths of checkpoints to evaluate before the first step
@@ -36,41 +35,40 @@ class Evaluations:
 
     def is_due(self, step: int) -> bool:
         every = self._config.eval_every_steps
-        return (self._config.eval_at_end and step == self._last_step) or (every > 0 and step % every == 0)
+        return (self._config.eval_at_end and step == self._plan.last_step) or (every > 0 and step % every == 0)
 
-    def begin(self, step: int, was_every: int, trained: Sequence[tf.Variable]) -> list[str]:
+    def begin(self, trained: Sequence[tf.Variable]) -> list[str]:
         """Tries out the coming evaluations, and finds those that earlier starts left; returns lines about them.
 
         Args:
-          step: the last one done.
-          was_every: steps between evaluations in the last start.
           trained: the variables of the training.
 
         Raises:
           UserError: there are no examples to evaluate, a batch fails, or the metric to choose by has no direction.
         """
-        every, at_end, last_step = self._config.eval_every_steps, self._config.eval_at_end, self._last_step
-        are_due = at_end and step < last_step or every and last_step // every > step // every
+        step, every, last_step = self._plan.steps_done, self._config.eval_every_steps, self._plan.last_step
+        are_due = self._config.eval_at_end and step < last_step or every and last_step // every > step // every
         lines = self._try_out(trained) if are_due or self.best.is_used else []
-        self._find_pending(step, was_every if every else 0)
+        self._find_pending(step)
         return lines
 
-    def _find_pending(self, step: int, was_every: int) -> None:
+    def _find_pending(self, step: int) -> None:
         """Finds the checkpoints to evaluate now: the first one in each interval without a recorded evaluation, and the
         newest if it is due."""
         # an evaluation may have failed, been interrupted, or its checkpoint could not be saved
-        config, paths = self._config, checkpoint.existing(self._run_dir.path)
-        recorded = [record["step"] for record in self._run_dir.records().values() if is_evaluation(record)]
-        # 0: before the first evaluation that was due; without evaluations in the last start, none is owed
-        intervals = {0, *(each // was_every for each in recorded)} if was_every else ()
-        for path in paths if was_every else ():
-            if (interval := checkpoint.saved_step(path) // was_every) not in intervals:
-                intervals.add(interval)
-                self.pending.append(path)
+        every, paths = self._config.eval_every_steps, checkpoint.existing(self._run_dir.path)
+        was_every = self._plan.before.get("config", {}).get("eval_every_steps", 0)
+        if every and was_every:  # without evaluations in the last start, none is owed
+            recorded = [record["step"] for record in self._run_dir.records().values() if is_evaluation(record)]
+            intervals = {0, *(each // was_every for each in recorded)}  # 0: before the first one that was due
+            for path in paths:
+                if (interval := checkpoint.saved_step(path) // was_every) not in intervals:
+                    intervals.add(interval)
+                    self.pending.append(path)
         result = self._run_dir.read(directory.RESULT)
         done = [result.get(RESULT_NAMES[split], {}).get("step") for split in (VALIDATION, TEST)]
-        is_news = self.best.begin(step) and step % config.eval_every_steps == 0
-        if is_news or (config.eval_at_end and step >= self._last_step and step not in done):
+        is_news = self.best.is_news and step % every == 0
+        if is_news or (self._config.eval_at_end and step >= self._plan.last_step and step not in done):
             self.pending += [path for path in paths[-1:] if path not in self.pending]
 
     def _try_out(self, trained: Sequence[tf.Variable]) -> list[str]:
@@ -105,7 +103,7 @@ class Evaluations:
         `Evaluator.evaluate`."""
         self._open()
         # test examples are looked at once, unless checkpoints are chosen on them
-        is_last = checkpoint.saved_step(path) >= self._last_step
+        is_last = checkpoint.saved_step(path) >= self._plan.last_step
         due = [split for split in self._evaluators if split in (self._split, TRAIN) or is_last]
         self._last = {split: self._evaluators[split].evaluate(path, after_batch) for split in due}
         lines = []

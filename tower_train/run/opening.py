@@ -122,8 +122,7 @@ def _prepare_chief(
         notes += warnings
     training.evaluations = Evaluations(plan)
     stack.callback(training.evaluations.close)
-    was_every = before.get("config", {}).get("eval_every_steps", 0)
-    notes += training.evaluations.begin(plan.steps_done, was_every, graph.saved.variables)
+    notes += training.evaluations.begin(graph.saved.variables)
     if _COMPARED in before:  # stays true, unless this start compares again
         training.run_json[_COMPARED] = before[_COMPARED]
     return restore, notes
@@ -143,13 +142,16 @@ def _check_positions(graph: TrainingGraph, path: str) -> None:
 
 def _actions(training: Training, stack: contextlib.ExitStack) -> list[Action]:
     """Makes the actions that may be due after a step, in their order; what they open is closed with the stack."""
-    return [
-        actions.Guard(training),  # first: a step that ends the run is neither logged nor saved
-        actions.MirrorCheck(training),  # before copies that differ are saved
-        *([actions.ChooseExamples(training)] if training.graph.choice else []),  # before the choice is saved
-        *(_chiefs_actions(training, stack) if training.plan.is_chief else [saving.SendPosition(training)]),
-        training.user_hooks,  # may look at what was saved
-    ]
+    due: list[Action] = [actions.Guard(training)]  # first: a step that ends the run is neither logged nor saved
+    if training.plan.config.check_mirrors_every_steps:
+        due.append(actions.MirrorCheck(training))  # before copies that differ are saved
+    if training.graph.choice:
+        due.append(actions.ChooseExamples(training))  # before the choice is saved
+    if training.plan.is_chief:
+        due += _chiefs_actions(training, stack)
+    elif training.graph.stream.state:
+        due.append(saving.SendPosition(training))
+    return [*due, training.user_hooks]  # these may look at what was saved
 
 
 def _chiefs_actions(training: Training, stack: contextlib.ExitStack) -> list[Action]:

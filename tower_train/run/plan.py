@@ -83,8 +83,12 @@ def make_plan(
         newest, damage = _newest_checkpoint(run_dir, is_known=bool(before), override=config.override)
         steps_done, notes = checkpoint.saved_step(newest) if newest else 0, notes + damage
         _check_profile(config, last_step)
-        notes += _schedule_notes(before, config, examples.num_examples, steps_done)
-        if _is_over(run_dir, config, examples.num_examples, steps_done):
+        if before:  # the schedule may stretch to another last step
+            ends = {name: before["config"].get(name) for name in ("max_steps", "epochs")}
+            was = dataclasses.replace(config, **ends)
+            notes += schedule.note_on_resuming(config, was, examples.num_examples, steps_done)
+        # known before the graph is built, as a start that early stopping has ended does no step
+        if Best(run_dir, config, examples.num_examples, steps_done).is_over:
             end = steps_done
     # before the graph, whose layout depends on the group, so that it is built only once
     steps_done, end = membership.agree(lambda: manifest.same_everywhere(run_json, workload), steps_done, end)
@@ -136,14 +140,6 @@ def _newest_checkpoint(run_dir: directory.RunDirectory, is_known: bool, override
     return checkpoint.newest_intact(run_dir.path)
 
 
-def _is_over(run_dir: directory.RunDirectory, config: Config, num_examples: int, steps_done: int) -> bool:
-    """Returns whether evaluations have ended the run early."""
-    # known before the graph is built, as such a start does no step
-    best = Best(run_dir, config, num_examples)
-    best.begin(steps_done)
-    return best.is_over
-
-
 def _check_elastic(examples: Examples, config: Config) -> None:
     """Raises ConfigError for --elastic with examples that it cannot serve."""
     if config.elastic and examples.elements:
@@ -161,10 +157,3 @@ def _check_profile(config: Config, last_step: int) -> None:
             "steps, or train longer."
         )
 
-
-def _schedule_notes(before: dict, config: Config, num_examples: int, steps_done: int) -> list[str]:
-    """Returns a line if the schedule of a resumed run stretches to another last step."""
-    if not before.get("config"):
-        return []
-    ends = {name: before["config"].get(name) for name in ("max_steps", "epochs")}
-    return schedule.note_on_resuming(config, dataclasses.replace(config, **ends), num_examples, steps_done)

@@ -27,15 +27,15 @@ def path(run_dir: directory.RunDirectory) -> str:
 
 
 class Best:
-    """Compares evaluations by their first metric, whose higher or lower values are better."""
+    """Compares evaluations by their first metric, whose higher or lower values are better. step: the last one done."""
 
-    def __init__(self, run_dir: directory.RunDirectory, config: Config, num_examples: int):
+    def __init__(self, run_dir: directory.RunDirectory, config: Config, num_examples: int, step: int):
         self._run_dir, self._keep, self._global_batch = run_dir, config.keep_best, config.global_batch
         # examples trained on without a gain after which the run ends; 0 for never
         self._patience = config.early_stopping_patience_epochs * num_examples
         self.is_used = self._keep or self._patience > 0  # else evaluations are not compared
         self._state = run_dir.read(directory.BEST) if self.is_used else {}
-        self._step = 0
+        self._step = step
 
     def compare_by(self, name: str, mode: str | None) -> list[str]:
         """Sets the metric by which evaluations are compared, before the first one; returns lines to print. Forgets
@@ -55,10 +55,10 @@ class Best:
             "begins anew."
         ]
 
-    def begin(self, step: int) -> bool:
-        """Begins at a step; returns whether an evaluation of this step would be news."""
-        self._step = step
-        return self.is_used and self._state.get("last", {}).get("step", 0) < step
+    @property
+    def is_news(self) -> bool:
+        """Returns whether an evaluation of the last step done would be news."""
+        return self.is_used and self._state.get("last", {}).get("step", 0) < self._step
 
     def note(self, evaluation, path: str) -> list[str]:
         """Compares an evaluation of the checkpoint at a path with the best one; returns lines to print."""
