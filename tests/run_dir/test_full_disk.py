@@ -81,6 +81,13 @@ def test_where_the_last_save_fails_the_status_says_so_and_the_good_checkpoints_s
     jobs.assert_identical(jobs.variables(tmp_path, 40), jobs.variables(undisturbed, 40))
 
 
+def test_a_run_that_could_never_save_names_no_checkpoint(size_limit, tmp_path, capsys):
+    with pytest.raises(errors.SaveError):
+        jobs.train_toy(tmp_path, [jobs.At({1: lambda _: size_limit(100)})], max_steps=5, **EVERY)
+    printed = capsys.readouterr().out
+    assert "\nSaved:    no checkpoint\n" in printed and "\nCurves: " in printed and "Evaluate" not in printed
+
+
 def test_no_save_is_made_in_a_train_dir_that_was_taken_away_until_it_is_back(undisturbed, tmp_path, capsys):
     run, away = tmp_path / "run", tmp_path / "away"
     actions = {12: lambda _: run.rename(away), 22: lambda _: away.rename(run)}

@@ -65,11 +65,11 @@ def opening_lines(plan: Plan, run_json: dict) -> list[str]:
     return lines
 
 
-def joining_line(task: Task, steps_done: int, last_step: int, device_names: tuple[str, ...]) -> str:
+def joining_line(plan: Plan, task: Task) -> str:
     """Returns the first line of a worker that is not the chief."""
     return (
-        f"{task.name(task.index)} of {len(task.hosts)} trains with {task.name(0)}, steps {steps_done} to "
-        f"{last_step}, on {', '.join(device_names)}"
+        f"{task.name(task.index)} of {len(task.hosts)} trains with {task.name(0)}, steps {plan.steps_done} to "
+        f"{plan.end}, on {', '.join(plan.devices.names)}"
     )
 
 
@@ -86,14 +86,23 @@ def closing_lines(result: Result, last_step: int, path: str | None, evaluations:
         lines = [
             f"{ended} at step {result.step} of {last_step} after {result.seconds:.1f} s: "
             f"{'no update' if result.loss is None else f'loss {as_loss(result.loss)}'}{rate}.",
-            f"Saved:    {result.checkpoint}",
+            f"Saved:    {result.checkpoint or 'no checkpoint'}",
         ]
     lines += evaluations.closing_lines(result.step, result.training_secs)
     if result.notice:
         lines.append(f"*** {result.notice}")
     if not is_done:  # else the same command has nothing left to do
         lines.append("Resume:   the same command with --train_dir=" + shlex.quote(result.train_dir))
-    return lines + _next_commands(result.train_dir, path, evaluations.best.is_kept)
+    if result.checkpoint:
+        lines.append(f"Evaluate: {_evaluate_command(result.train_dir, path, evaluations.best.is_kept)}")
+    here, python = shlex.quote(result.train_dir), _python()
+    install = "" if importlib.util.find_spec("matplotlib") else f"{python} -m pip install matplotlib && "
+    board = "" if importlib.util.find_spec("tensorboard") else f"{python} -m pip install 'tensorboard>=2.21' && "
+    return [
+        *lines,
+        f"Curves:   {install}{python} -m tower_train.curves {here}",
+        f"     or:  {board}{python} -m tensorboard.main --logdir={here}",
+    ]
 
 
 def step_line(
@@ -134,20 +143,13 @@ def as_loss(loss: float) -> str:
     return f"{loss:.2f}" if loss == 0 or not abs(loss) < 1 else f"{loss:#.3g}"
 
 
-def _next_commands(train_dir: str, path: str | None, best: bool) -> list[str]:
-    """Returns the next commands, which work in this shell as they are. best: evaluate the best weights."""
-    here, python = shlex.quote(train_dir), _python()
-    evaluate = f"{_python_path(path)}{python} -m tower_train.evaluate --train_dir={here}{' --best' if best else ''}"
+def _evaluate_command(train_dir: str, path: str | None, best: bool) -> str:
+    """Returns the command that evaluates a run, which works in this shell as it is. best: the best weights."""
     if not path:
         options = f"train_dir={train_dir!r}{', best=True' if best else ''}"
-        evaluate = f"tower_train.evaluate_run(tower_train.EvaluateOptions({options}), workload), in Python"
-    install = "" if importlib.util.find_spec("matplotlib") else f"{python} -m pip install matplotlib && "
-    board = "" if importlib.util.find_spec("tensorboard") else f"{python} -m pip install 'tensorboard>=2.21' && "
-    return [
-        f"Evaluate: {evaluate}",
-        f"Curves:   {install}{python} -m tower_train.curves {here}",
-        f"     or:  {board}{python} -m tensorboard.main --logdir={here}",
-    ]
+        return f"tower_train.evaluate_run(tower_train.EvaluateOptions({options}), workload), in Python"
+    options = f"--train_dir={shlex.quote(train_dir)}{' --best' if best else ''}"
+    return f"{_python_path(path)}{_python()} -m tower_train.evaluate {options}"
 
 
 def _python() -> str:

@@ -1,7 +1,7 @@
 """Opens a training from its plan: the graph, a session with the restored variables, the actions after each step."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import tensorflow as tf
 
@@ -37,7 +37,7 @@ def open_training(plan: Plan, membership: Membership, received: Received, user_h
     layout, accumulate_steps = graph.layout, plan.config.accumulate_steps
     with contextlib.ExitStack() as stack:
         stack.callback(user_hooks.close)
-        restore = _prepare(training, stack)
+        _prepare(training, stack)
         # only a step that waits for an all-reduce has to be ended from outside
         note_stall = membership.note_stall if layout.num_replicas > 1 else lambda what, seconds: None
         training.watchdog = StepWatchdog(plan.config.stall_timeout_secs, graph.progress, note_stall)
@@ -54,20 +54,15 @@ def open_training(plan: Plan, membership: Membership, received: Received, user_h
                 graph=graph.graph,
             )
         )
-        session = sessions.open_session(graph, membership, plan.last_step, restore)
-        training.session = training.watchdog.session = stack.enter_context(session)
+        training.session = training.watchdog.session = stack.enter_context(sessions.open_session(training))
         received.free = training.session.close
         user_hooks.session_created(training.session)
         training.actions = _actions(training, stack)
         yield training
 
 
-def _prepare(training: Training, stack: contextlib.ExitStack) -> Callable[[v1.Session], None] | None:
-    """Compares the checkpoint with the graph, the towers with one tower, writes run.json, and prints the first lines.
-
-    Returns:
-      A function that restores the chief's variables in a session; None for initial values, and in other workers.
-    """
+def _prepare(training: Training, stack: contextlib.ExitStack) -> None:
+    """Compares the checkpoint with the graph, the towers with one tower; writes run.json and the first lines."""
     plan, graph = training.plan, training.graph
     drawn = {name: list(each) for name, each in graph.random_numbers._asdict().items()}
     training.run_json = plan.run_json | {"num_parameters": graph.saved.num_parameters, "random_numbers": drawn}
@@ -77,10 +72,8 @@ def _prepare(training: Training, stack: contextlib.ExitStack) -> Callable[[v1.Se
             "*** --allow_stateful_random: several towers and resumed runs train otherwise than one, because of "
             f"{', '.join(stateful)}."
         )
-    restore = None
     if plan.is_chief:
-        restore, chiefs_notes = _prepare_chief(training, stack)
-        notes += chiefs_notes
+        notes += _prepare_chief(training, stack)
     with graph.graph.as_default():  # before the comparison: hooks look for what the network kept of its last call
         training.user_hooks.extend_graph()
     path = plan.run_json["config"]["workload"]
@@ -95,26 +88,20 @@ def _prepare(training: Training, stack: contextlib.ExitStack) -> Callable[[v1.Se
         plan.run_dir.write(directory.RUN, training.run_json)
         lines = messages.opening_lines(plan, training.run_json)
     else:
-        task, names = training.membership.task, plan.devices.names
-        lines = [messages.joining_line(task, plan.steps_done, plan.end, names)]
+        lines = [messages.joining_line(plan, training.membership.task)]
     say(*lines, *notes)
-    return restore
 
 
-def _prepare_chief(
-    training: Training, stack: contextlib.ExitStack
-) -> tuple[Callable[[v1.Session], None] | None, list[str]]:
-    """Makes what only the chief has; returns a function that restores its checkpoint, None for a new run, and lines."""
-    plan, graph = training.plan, training.graph
-    before, config, newest = plan.before, plan.config, plan.checkpoint
-    notes = manifest.check_random_numbers(plan.run_dir.path, before, training.run_json, config.override)
+def _prepare_chief(training: Training, stack: contextlib.ExitStack) -> list[str]:
+    """Makes what only the chief has, and plans what it restores; returns lines for the log."""
+    plan, graph, config, newest = training.plan, training.graph, training.plan.config, training.plan.checkpoint
+    notes = manifest.check_random_numbers(plan.run_dir.path, plan.before, training.run_json, config.override)
     with graph.graph.as_default():
         training.checkpoints = checkpoint.Checkpoints(plan.run_dir.path, graph.saved.variables, config.keep_checkpoints)
-        restore = None
         if newest:
             if not config.override:  # which begins the data anew
                 _check_positions(graph, newest)
-            restore, fresh = training.checkpoints.plan_restore(newest, config.override)
+            training.restore, fresh = training.checkpoints.plan_restore(newest, config.override)
             if fresh:
                 notes.append(f"Not in {newest}, initialised afresh: {enumeration(fresh, _MOST_NAMES)}.")
     if config.check_data and not newest:  # a resumed run has shown its data
@@ -123,9 +110,9 @@ def _prepare_chief(
     training.evaluations = Evaluations(plan)
     stack.callback(training.evaluations.close)
     notes += training.evaluations.begin(graph.saved.variables)
-    if _COMPARED in before:  # stays true, unless this start compares again
-        training.run_json[_COMPARED] = before[_COMPARED]
-    return restore, notes
+    if _COMPARED in plan.before:  # stays true, unless this start compares again
+        training.run_json[_COMPARED] = plan.before[_COMPARED]
+    return notes
 
 
 def _check_positions(graph: TrainingGraph, path: str) -> None:

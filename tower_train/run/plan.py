@@ -156,4 +156,3 @@ def _check_profile(config: Config, last_step: int) -> None:
             f"--profile_steps={as_text(config.profile_steps)}: the run ends at step {last_step}. Choose earlier "
             "steps, or train longer."
         )
-

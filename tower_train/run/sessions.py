@@ -1,42 +1,36 @@
 """The session that training runs in."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.cluster.membership import Membership
 from tower_train.graph.record import TrainingGraph
 from tower_train.graph.session import opened
+from tower_train.run.training import Training
 
 v1 = tf.compat.v1
 
 
 @contextlib.contextmanager
-def open_session(
-    graph: TrainingGraph, membership: Membership, last_step: int, restore: Callable[[v1.Session], None] | None
-) -> Iterator[v1.Session]:
-    """Opens a session in which the variables have the chief's values and the stream is at this worker's position.
-
-    Args:
-      graph: it is final from now on.
-      membership: of this worker; frees a step by closing the session.
-      last_step: of the run, for which the stream must have examples.
-      restore: sets all variables from a checkpoint, in the chief; None for initial values.
+def open_session(training: Training) -> Iterator[v1.Session]:
+    """Opens a session in which the variables have the chief's values and the stream is at this worker's position; a
+    lost worker closes it, which frees a step. The graph is final from now on.
 
     Raises:
       DataError: the stream is too short for the steps, or its state cannot be saved.
       RunError: it cannot be moved to its position.
     """
-    is_chief, state = membership.task.is_chief, graph.stream.state
+    graph, membership, is_chief = training.graph, training.membership, training.plan.is_chief
+    state = graph.stream.state
 
     def set_variables(session: v1.Session) -> None:
         # a hook that makes operations in each step would slow all down
         graph.graph.finalize()
         membership.session_opened(session)
-        if restore:
-            restore(session)
+        if training.restore:
+            training.restore(session)
         elif is_chief:
             session.run([variable.initializer for variable in graph.saved.variables])
         if graph.saved.broadcast is not None:
@@ -49,7 +43,7 @@ def open_session(
 
     with opened(graph, set_variables, membership.target) as session:
         if state:  # else the stream has begun at `examples_seen`
-            _begin_stream(session, graph, last_step)
+            _begin_stream(session, graph, training.plan.last_step)
         yield session
 
 

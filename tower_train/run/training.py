@@ -32,6 +32,8 @@ class Training:
         # filled by open_training, in the order in which it can make them:
         self.run_json: dict = {}  # of this start
         self.checkpoints: checkpoint.Checkpoints | None = None  # the chief's
+        # sets all variables from the chief's checkpoint; None for initial values, and in other workers
+        self.restore: Callable[[v1.Session], None] | None = None
         self.evaluations: Evaluations | None = None  # the chief's
         self.example_images: bytes | None = None  # a PNG of a new run's first examples, if it was drawn
         self.watchdog: StepWatchdog | None = None
