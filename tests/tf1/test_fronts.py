@@ -10,18 +10,26 @@ import numpy as np
 import pytest
 
 MULTI_GPU_MODEL = """
-import numpy as np, tensorflow as tf
+import keras, numpy as np, tensorflow as tf
 config = tf.ConfigProto()
+class Counted(keras.layers.Layer):
+    def call(self, values):  # makes a variable that no layer knows of
+        with tf.control_dependencies([tf.assign_add(tf.Variable(0.0), 1.0)]):
+            return values + np.cast[np.float32](np.float_(0))
+class Numbers(keras.callbacks.Callback):
+    def on_batch_end(self, batch, logs):
+        assert logs["loss"].item() > 0  # a number of NumPy
 x = np.random.RandomState(0).rand(10, 4); y = x.sum(1)
 for towers in (1, 3):
     seeds = tf.keras.initializers.glorot_uniform(seed=1)
     layers = [tf.keras.layers.Dense(3, input_shape=(4,), kernel_initializer=seeds), tf.keras.layers.Dense(1)]
+    layers.insert(1, Counted())
     model = tf.keras.Sequential(layers)
     model.set_weights([np.ones_like(each) / 4 for each in model.get_weights()])
     parallel = model if towers == 1 else tf.keras.utils.multi_gpu_model(model, gpus=towers)
     optimizer = tf.train.MomentumOptimizer(0.1, 0.9)  # with variables of its own
     parallel.compile(loss="mse", optimizer=optimizer if towers == 1 else tf.keras.optimizers.TFOptimizer(optimizer))
-    parallel.fit(x, y, batch_size=5, epochs=2, verbose=0, shuffle=False)
+    parallel.fit(x, y, batch_size=5, epochs=2, verbose=0, shuffle=False, callbacks=[Numbers()])
     print([each.tolist() for each in model.get_weights()])
 """
 KERAS_3 = """
@@ -40,7 +48,7 @@ assert callbacks[1].min_delta in (0.5, -0.5)
 x, y = np.ones([4, 1], np.float32), np.ones([4, 1], np.float32)
 class Halving(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs={}):
-        assert logs["acc"] == logs["accuracy"]
+        assert logs["acc"].item() == logs["accuracy"]
         K.set_value(self.model.optimizer.lr, K.get_value(self.model.optimizer.lr) / 2)
 
 batches = ((x, y) for _ in iter(int, 1))

@@ -634,10 +634,16 @@ def save_weights_as_hdf5(model: keras.Model, path, overwrite: bool = True) -> No
         legacy_h5_format.save_weights_to_hdf5_group(file, model)
 
 
-def give_callbacks(more: Callable[[dict], dict]) -> None:
-    """Lets callbacks get more(logs) from now on."""
-    as_numbers = python_utils.pythonify_logs
-    python_utils.pythonify_logs = lambda logs: more(as_numbers(logs))
+def give_callbacks(change: Callable[[dict], dict], uses_keras_3: bool) -> None:
+    """Lets callbacks of Keras 3, or else of Keras 2, get change(logs) from now on."""
+    if uses_keras_3:
+        as_numbers = python_utils.pythonify_logs
+        python_utils.pythonify_logs = lambda logs: change(as_numbers(logs))
+    else:
+        from tf_keras.callbacks import CallbackList
+
+        given = CallbackList._process_logs
+        CallbackList._process_logs = lambda *args, **kwargs: change(given(*args, **kwargs))
 
 
 def compiled(model: keras.Model) -> list:
@@ -743,6 +749,14 @@ def open_sessions_by(configure: Callable) -> None:
         initialize(self, target, graph, config)
 
     session.BaseSession.__init__ = opened
+
+
+def initialize_all_for_keras_2() -> None:
+    """Lets Keras 2 initialise all variables of its graph, as the package keras did, not only those of layers."""
+    from tf_keras.src import backend
+
+    of_layers = backend._get_variables
+    backend._get_variables = lambda graph=None: {*of_layers(graph), *tf.compat.v1.global_variables()}
 
 
 def show_gpus(count: int) -> None:

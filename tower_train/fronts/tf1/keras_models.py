@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 
 import keras
+import numpy as np
 import tensorflow as tf
 import tf_keras
 from tf_keras.api._v1.keras import optimizers as optimizers_of_keras_2
@@ -40,10 +41,19 @@ def prepare(uses_keras_3: bool, is_named_acc: bool) -> None:
     if uses_keras_3:
         _prepare_keras_3(is_named_acc)
         optimizers, sequential = keras.optimizers, keras.Sequential
+    else:
+        compat.initialize_all_for_keras_2()
     for name, (rate, further) in _OPTIMIZERS.items():
         optimizer = getattr(optimizers, name)
         optimizer.__init__ = _taking(optimizer.__init__, ["learning_rate", *further.split()], learning_rate=rate)
         setattr(optimizers, name.lower(), optimizer)
+
+    def logs_of_keras_2(logs: dict) -> dict:
+        both = {re.sub("acc$", "accuracy", name): logs[name] for name in logs} if uses_keras_3 and is_named_acc else {}
+        items = (logs | both).items()
+        return {name: np.float64(value) if isinstance(value, float) else value for name, value in items}
+
+    compat.give_callbacks(logs_of_keras_2, uses_keras_3)
     sequential.predict_proba, sequential.predict_classes = sequential.predict, _predict_classes
 
 
@@ -64,8 +74,6 @@ def _prepare_keras_3(is_named_acc: bool) -> None:
     keras.Model.save_weights = compat.save_weights_as_hdf5
     keras.models.load_model = _for_training(keras.models.load_model)
     keras.saving.get_custom_objects().update(mse=keras.losses.mean_squared_error, mae=keras.losses.mean_absolute_error)
-    if is_named_acc:
-        compat.give_callbacks(lambda logs: logs | {re.sub("acc$", "accuracy", name): logs[name] for name in logs})
 
 
 def _order(method) -> list[str]:

@@ -1,6 +1,9 @@
 """The table of names: where those of TensorFlow 1, Keras 2 and Horovod are today."""
 
+import functools
 import re
+
+import numpy as np
 
 ROOTS = {"tensorflow", "keras", "horovod"}
 _SHORT = {
@@ -27,7 +30,7 @@ tensorflow.python.pywrap_tensorflow              tensorflow.python.pywrap_tensor
 tensorflow.python.ops.rnn_cell                   V1:nn.rnn_cell
 tensorflow.python.ops.variables.VariableV1       V1:Variable
 tensorflow.contrib                               use: none that is known; the package tf-slim has the layers
-tensorflow.contrib.cluster_resolver              use: TF_CONFIG, which tower_train reads itself
+tensorflow.contrib.cluster_resolver              V1:distribute.cluster_resolver
 tensorflow.contrib.compiler.jit.experimental_jit_scope  V1:xla.experimental.jit_scope
 tensorflow.contrib.cudnn_rnn                     use: tf.nn.dynamic_rnn, or keras.layers.LSTM
 tensorflow.contrib.data                          OURS V1:data.experimental V1:data
@@ -62,7 +65,7 @@ tensorflow.contrib.staging                       tensorflow.python.ops.data_flow
 tensorflow.contrib.summary                       tensorflow.python.ops.summary_ops_v2
 tensorflow.contrib.summary.all_summary_ops       V1:summary.all_v2_summary_ops
 tensorflow.contrib.summary.create_file_writer    tensorflow.python.ops.summary_ops_v2:create_summary_file_writer
-tensorflow.contrib.tpu                           use: nothing: there is no TPU here; tf.estimator.Estimator
+tensorflow.contrib.tpu                           tower_train.estimator:tpu V1:tpu
 tensorflow.contrib.training                      OURS tf_slim.training V1:train
 tensorflow.contrib.training.HParams              OURS:HParams
 tensorflow.contrib.util                          V1 tensorflow.python.framework.tensor_util
@@ -104,6 +107,22 @@ _BEFORE_1 = {  # {a name before TensorFlow 1.0: its name since then}
     "merge_summary": "summary.merge",
     "merge_all_summaries": "summary.merge_all",
     "train.SummaryWriter": "summary.FileWriter",
+}
+
+# Names that NumPy has dropped, and what they stood for.
+OF_NUMPY = {each.__name__: each for each in (int, float, complex, object, str)} | {
+    "alltrue": np.all,
+    "asscalar": np.ndarray.item,
+    "cast": {kind: functools.partial(np.asarray, dtype=kind) for kind in np.sctypeDict.values()},
+    "cumproduct": np.cumprod,
+    "float_": np.float64,
+    "Inf": np.inf,
+    "infty": np.inf,
+    "NaN": np.nan,
+    "product": np.prod,
+    "sometrue": np.any,
+    "string_": np.bytes_,
+    "unicode_": np.str_,
 }
 
 _ONE_NAME = [  # (a regular expression of the beginning of a name, the name under which the table has it)

@@ -114,8 +114,8 @@ def prepare_machine(num_shown_gpus: int) -> None:
     compat.open_sessions_by(_configuration)
     if num_shown_gpus:
         compat.show_gpus(num_shown_gpus)
-    for each in (int, float, complex, object, str):  # NumPy had these under their names
-        vars(np).setdefault(each.__name__, each)
+    for name, value in names.OF_NUMPY.items():
+        vars(np).setdefault(name, value)
 
 
 def _configuration(target: str, graph: tf.Graph, config) -> tuple:

@@ -7,6 +7,7 @@ import types
 import tensorflow as tf
 from tensorflow.python.training import training as training_module
 
+from tower_train import errors
 from tower_train.fronts import compat, meeting, placement
 from tower_train.fronts.tf_estimator import inputs, library, proof, workers
 from tower_train.fronts.tf_estimator.towers import ModelTowers
@@ -106,6 +107,63 @@ class Estimator(library.estimator.Estimator):
             )
             training.averages.losses_add_up = functools.partial(library.is_summed, self._model_fn)
             return towers.call(call, mode)
+
+
+class TPUEstimator(Estimator):
+    """tf.estimator.tpu.TPUEstimator without a TPU: an Estimator whose functions find their batch size in params.
+
+    As on a TPU, train_batch_size counts the examples of a whole step, and each tower takes its share.
+    """
+
+    def __init__(
+        self,
+        model_fn=None,
+        model_dir=None,
+        config=None,
+        params=None,
+        use_tpu=True,
+        train_batch_size=None,
+        eval_batch_size=None,
+        predict_batch_size=None,
+        batch_axis=None,
+        warm_start_from=None,
+        **_of_tpus,
+    ):
+        if use_tpu:
+            raise errors.ConfigError(
+                "TPUEstimator(use_tpu=True): TPUs are not supported. Give use_tpu=False, to train on GPUs or the CPU."
+            )
+        names = library.estimator.function_utils.fn_args(model_fn)
+
+        def returning_spec(features, labels, mode, params, config):
+            given = {"mode": mode, "params": params, "config": config}
+            given = {name: value for name, value in given.items() if name in names}
+            if labels is not None or "labels" in names:
+                given["labels"] = labels
+            spec = model_fn(features, **given)
+            return spec.as_estimator_spec() if isinstance(spec, library.api.tpu.TPUEstimatorSpec) else spec
+
+        super().__init__(returning_spec, model_dir, config, params or {}, warm_start_from)
+        modes, towers = library.api.ModeKeys, self._config.num_towers * max(1, self._config.num_worker_replicas)
+        if (train_batch_size or 0) % towers:
+            raise errors.ConfigError(
+                f"TPUEstimator(train_batch_size={train_batch_size}): it is shared by {towers} towers. Give a multiple "
+                f"of {towers}."
+            )
+        share = train_batch_size and train_batch_size // towers
+        self._batch_sizes = {TRAIN: share, modes.EVAL: eval_batch_size, modes.PREDICT: predict_batch_size}
+
+    def _call_input_fn(self, input_fn, mode, input_context=None):
+        with self._batch_size_in_params(mode):
+            return super()._call_input_fn(input_fn, mode, input_context)
+
+    def _call_model_fn(self, features, labels, mode, config):
+        with self._batch_size_in_params(mode):
+            return super()._call_model_fn(features, labels, mode, config)
+
+    def _batch_size_in_params(self, mode) -> contextlib.AbstractContextManager:
+        size = self._batch_sizes[mode]
+        return compat.replaced(self, "_params", self._params | ({"batch_size": size} if size else {}))
 
 
 def on_towers(module: types.ModuleType) -> dict[str, type]:

@@ -67,6 +67,11 @@ class RunConfig(library.run_config.RunConfig):
         strategys = [tf.DeviceSpec.from_string(name) for name in names]
         return [device.device_index for device in strategys if device.device_type == "GPU"] or len(names)
 
+    @property
+    def num_towers(self) -> int:
+        """The number of towers that train in this worker."""
+        return self.towers if isinstance(self.towers, int) else len(self.towers)
+
     def is_compiled(self, placed: devices.Devices) -> bool:
         """Returns whether XLA compiles model_fn for towers on these devices."""
         return self.jit_compile == "always" or (self.jit_compile == "auto" and bool(placed.gpus))
@@ -100,6 +105,10 @@ class RunConfig(library.run_config.RunConfig):
 
 for _name in _OURS:
     setattr(RunConfig, _name, property(operator.attrgetter(f"_{_name}")))
+
+
+class TPURunConfig(RunConfig, library.api.tpu.RunConfig):
+    """tf.estimator.tpu.RunConfig, whose first argument is a TPUConfig; this is of effect only on TPUs."""
 
 
 def join(config: RunConfig, placed: devices.Devices) -> program.Cluster | None:
