@@ -73,16 +73,8 @@ def _are_features(returned, features, *_) -> bool:
     )
 
 
-def _are_outputs(returned, *_) -> bool:
-    return _are_tensors(returned) and any(each.dtype.is_floating for each in tf.nest.flatten(returned))
-
-
 def _are_tensors(returned) -> bool:
     return bool(flat := tf.nest.flatten(returned)) and all(map(tf.is_tensor, flat))
-
-
-def _is_loss(returned, *_) -> bool:
-    return tf.is_tensor(returned) and returned.dtype.is_floating and returned.shape.rank == 0
 
 
 def _are_views(returned, *_) -> bool:
@@ -91,10 +83,6 @@ def _are_views(returned, *_) -> bool:
         and bool(returned)
         and all(isinstance(view, Sequence) and len(view) == 2 and _are_tensors(view[1]) for view in returned)
     )
-
-
-def _are_flags(returned, *_) -> bool:
-    return tf.is_tensor(returned) and returned.dtype == tf.bool and returned.shape.rank == 1
 
 
 def _are_metrics(returned, *_) -> bool:
@@ -112,12 +100,12 @@ _FUNCTIONS = {  # name: (its parameters, whether a value that it returns is righ
     "inference_for": ("(examples)", lambda value, _: callable(value), "the function inference(features, training)"),
     "inference": (
         "(features, training)",
-        _are_outputs,
+        lambda value, *_: _are_tensors(value) and any(each.dtype.is_floating for each in tf.nest.flatten(value)),
         f"{_TENSORS}, computed from the features by TensorFlow, in floating point",
     ),
     "loss": (
         "(outputs, labels)",
-        _is_loss,
+        lambda value, *_: tf.is_tensor(value) and value.dtype.is_floating and value.shape.rank == 0,
         "a floating-point scalar, the mean over the batch it was given, as tf.reduce_mean does",
     ),
     "metrics": ("(outputs, labels)", _are_metrics, "{name: tensor [batch]}, at least one metric, with texts as names"),
@@ -129,5 +117,9 @@ _FUNCTIONS = {  # name: (its parameters, whether a value that it returns is righ
     ),
     "prepare": ("(features)", _are_features, f"features: {_TENSORS}, of the batch it was given"),
     "test_time_augmentation": ("(features)", _are_views, "a list of views (weight, features)"),
-    "unsure": ("(outputs)", _are_flags, "a tensor [batch] of dtype bool"),
+    "unsure": (
+        "(outputs)",
+        lambda value, *_: tf.is_tensor(value) and value.dtype == tf.bool and value.shape.rank == 1,
+        "a tensor [batch] of dtype bool",
+    ),
 }

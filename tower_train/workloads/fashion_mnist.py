@@ -18,18 +18,17 @@ v1 = tf.compat.v1
 
 FOLDER = "fashion-mnist"
 CLASS_NAMES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
-_PREFIXES = {"train": "train", "test": "t10k"}
-_IMAGES, _LABELS = "{}-images-idx3-ubyte", "{}-labels-idx1-ubyte"
+_PREFIXES = {"train": "train", "test": "t10k"}  # of a split's files
 _URL = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/"
 
 # The MD5s are those of https://github.com/zalandoresearch/fashion-mnist, "Get the data".
 FILES = tuple(
     remote.RemoteFile(f"{_URL}{name}.gz", num_bytes, ("md5", md5))
     for name, num_bytes, md5 in (
-        (_IMAGES.format("train"), 26_421_880, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-        (_LABELS.format("train"), 29_515, "25c81989df183df01b3e8a0aad5dffbe"),
-        (_IMAGES.format("t10k"), 4_422_102, "bef4ecab320f06d8554ea6380940ec79"),
-        (_LABELS.format("t10k"), 5_148, "bb300cfdad3c16e7a12a480ee83cd310"),
+        ("train-images-idx3-ubyte", 26_421_880, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+        ("train-labels-idx1-ubyte", 29_515, "25c81989df183df01b3e8a0aad5dffbe"),
+        ("t10k-images-idx3-ubyte", 4_422_102, "bef4ecab320f06d8554ea6380940ec79"),
+        ("t10k-labels-idx1-ubyte", 5_148, "bb300cfdad3c16e7a12a480ee83cd310"),
     )
 )
 
@@ -38,21 +37,20 @@ def examples(request: DataRequest) -> Examples:
     """Reads the images of a split from --data_dir or `fashion-mnist` in it, gzipped or not; downloads missing ones."""
     directory = data_directory(request.data_dir)
     folder = directory if _has_files(directory) else download(directory)
-    prefix = _PREFIXES[request.split]
-    paths = [_find(folder, name.format(prefix)) for name in (_IMAGES, _LABELS)]
-    return idx.examples(f"Fashion-MNIST {request.split}", *paths, CLASS_NAMES)
+    images, labels = (_find(folder, file) for file in FILES if file.name.startswith(_PREFIXES[request.split]))
+    return idx.examples(f"Fashion-MNIST {request.split}", images, labels, CLASS_NAMES)
 
 
-def download(directory: pathlib.Path, files: tuple[remote.RemoteFile, ...] = FILES) -> pathlib.Path:
+def download(directory: pathlib.Path) -> pathlib.Path:
     """Makes `directory`/fashion-mnist unless it is there: all files, or none and a DataError."""
     folder = directory / FOLDER
 
     def fill(partial: pathlib.Path) -> None:
-        for file in files:
+        for file in FILES:
             remote.fetch(file, partial / file.name)
 
     advice = (
-        f"Put its four files ({files[0].name} and so on) into {folder}, or name the directory that holds them with "
+        f"Put its four files ({FILES[0].name} and so on) into {folder}, or name the directory that holds them with "
         "--data_dir."
     )
     return remote.publish_folder("Fashion-MNIST", folder, fill, _has_files, advice)
@@ -86,11 +84,12 @@ def prepare(images: tf.Tensor) -> tf.Tensor:
 
 
 def _has_files(folder: pathlib.Path) -> bool:
-    return all(_find(folder, name.format(prefix)) for prefix in _PREFIXES.values() for name in (_IMAGES, _LABELS))
+    return all(_find(folder, file) for file in FILES)
 
 
-def _find(folder: pathlib.Path, name: str) -> pathlib.Path | None:
-    return next((path for path in (folder / name, folder / f"{name}.gz") if path.exists()), None)
+def _find(folder: pathlib.Path, file: remote.RemoteFile) -> pathlib.Path | None:
+    """Returns the path of a file, unpacked or gzipped."""
+    return next((path for name in (file.name.removesuffix(".gz"), file.name) if (path := folder / name).exists()), None)
 
 
 def workload(options: augmentation.PlacedImageOptions) -> Workload:
