@@ -68,9 +68,7 @@ def _gathered(images: tf.Tensor, top: tf.Tensor, left: tf.Tensor, flip: tf.Tenso
 
 def gather(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
     """Takes rows and columns, int64 [batch, size], of each image."""
-    batch, size = tf.range(tf.shape(images, tf.int64)[0])[:, tf.newaxis, tf.newaxis], rows.shape[1]
-    pixels = (batch * SIZE + rows[:, :, tf.newaxis]) * SIZE + columns[:, tf.newaxis, :]
-    return tf.reshape(tf.gather(tf.reshape(images, [-1, 3]), tf.reshape(pixels, [-1])), [-1, size, size, 3])
+    return tf.gather(tf.gather(images, rows, batch_dims=1), columns, axis=2, batch_dims=1)
 
 
 def _inside(places: tf.Tensor) -> tf.Tensor:
