@@ -84,17 +84,16 @@ def convolution(
     Returns:
       [batch, height, width, filters], or [height, width, batch, filters].
     """
-    if layers.on_gpu():
-        return _direct(inputs, weights, pixels_first)
-    algorithm = algorithm or fastest(inputs.dtype, inputs.shape[-1])
-    if algorithm.by_spectra:
-        convolve = functools.partial(_by_spectra, sizes=sizes)
+    algorithm = Algorithm(by_spectra=False) if layers.on_gpu() else algorithm or fastest(inputs.dtype, inputs.shape[-1])
+    dtype = tf.float32 if algorithm.in_float32 else inputs.dtype
+    maps, kernels = tf.cast(inputs, dtype), tf.cast(weights, dtype)
+    convolve = _by_spectra if algorithm.by_spectra else _joining if algorithm.joins else _directly
+    if pixels_first == algorithm.by_spectra:  # the order that the algorithm takes
+        outputs = convolve(maps, kernels, sizes)
     else:
-        joining = functools.partial(_joining, sizes=sizes)
-        convolve = functools.partial(_direct, convolve=joining if algorithm.joins else _library_convolution)
-    if not algorithm.in_float32:
-        return convolve(inputs, weights, pixels_first)
-    return tf.cast(convolve(tf.cast(inputs, tf.float32), tf.cast(weights, tf.float32), pixels_first), inputs.dtype)
+        there, back = ([2, 0, 1, 3], [1, 2, 0, 3]) if pixels_first else ([1, 2, 0, 3], [2, 0, 1, 3])
+        outputs = tf.transpose(convolve(tf.transpose(maps, there), kernels, sizes), back)
+    return tf.cast(outputs, inputs.dtype)
 
 
 def fastest(dtype: tf.DType, channels: int) -> Algorithm:
@@ -113,16 +112,9 @@ def is_by_spectra(dtype: tf.DType) -> bool:
     return not layers.on_gpu() and fastest(dtype, _LEAST_CHANNELS).by_spectra
 
 
-def _library_convolution(maps: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+def _directly(maps: tf.Tensor, weights: tf.Tensor, sizes: Sequence[int] = ()) -> tf.Tensor:
+    del sizes
     return tf.nn.conv2d(maps, weights, strides=1, padding="SAME")
-
-
-def _direct(
-    inputs: tf.Tensor, weights: tf.Tensor, pixels_first: bool, convolve: Callable = _library_convolution
-) -> tf.Tensor:
-    maps = tf.transpose(inputs, [2, 0, 1, 3]) if pixels_first else inputs
-    outputs = convolve(maps, weights)
-    return tf.transpose(outputs, [1, 2, 0, 3]) if pixels_first else outputs
 
 
 def _joined_convolution(counts: Mapping[int, int]) -> Callable:
@@ -153,12 +145,12 @@ def _joined_convolution(counts: Mapping[int, int]) -> Callable:
             choices = [functools.partial(weights_grad, count) for count in counts.values()]
             return maps_grad, tf.ensure_shape(tf.switch_case(which, choices), weights.shape)
 
-        return _library_convolution(maps, weights), gradient
+        return _directly(maps, weights), gradient
 
     return convolve
 
 
-def _joining(maps: tf.Tensor, weights: tf.Tensor, sizes: Sequence[int] = ()) -> tf.Tensor:
+def _joining(maps: tf.Tensor, weights: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
     """Convolves with the gradient of joined images, if that is faster."""
     batch, _, static_width, _ = maps.shape
 
@@ -167,11 +159,11 @@ def _joining(maps: tf.Tensor, weights: tf.Tensor, sizes: Sequence[int] = ()) -> 
         return max((number for number in range(2, most + 1) if batch % number == 0), default=1)
 
     counts = {width: count(width) for width in ([static_width] if static_width else sizes)}
-    return (_joined_convolution(counts) if max(counts.values()) > 1 else _library_convolution)(maps, weights)
+    return (_joined_convolution(counts) if max(counts.values()) > 1 else _directly)(maps, weights)
 
 
-def _by_spectra(inputs: tf.Tensor, weights: tf.Tensor, pixels_first: bool, sizes: Sequence[int]) -> tf.Tensor:
-    maps = inputs if pixels_first else tf.transpose(inputs, [1, 2, 0, 3])
+def _by_spectra(maps: tf.Tensor, weights: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+    """Convolves maps [height, width, batch, channels]."""
     taps = tuple(weights.shape[:2])
 
     def axes_for(height: int, width: int) -> tuple[Axes, Axes, Axes]:
@@ -185,9 +177,7 @@ def _by_spectra(inputs: tf.Tensor, weights: tf.Tensor, pixels_first: bool, sizes
         axes = tf.switch_case(which, [functools.partial(axes_for, size, size) for size in sizes])
     maps_axes, kernel_axes, to_outputs = axes
     factors = zip(_spectrum(maps, maps_axes), _spectrum(weights, kernel_axes), strict=True)
-    products = [tf.matmul(x, g) for x, g in factors]
-    outputs = _image(products, to_outputs)
-    return outputs if pixels_first else tf.transpose(outputs, [2, 0, 1, 3])
+    return _image([tf.matmul(x, g) for x, g in factors], to_outputs)
 
 
 def max_pool(maps: tf.Tensor, size: int, pixels_first: bool = True) -> tf.Tensor:
