@@ -99,27 +99,18 @@ class Averages:
         )
         return linked(values, sums, lambda *grads: self.sum(grads, f"the gradient of {what}"))
 
-    def _taken(
-        self, compute: Callable, targets: Sequence, sources: Sequence | None, is_recorded: bool
-    ) -> list[Gradient]:
+    def _taken(self, compute: Callable, targets: Sequence, sources: Sequence, is_recorded: bool) -> list[Gradient]:
         """Computes gradients in a tower. Those of variables are of the whole batch's loss, except in a branch, a loop
         or a tf.function, where towers cannot meet."""
         tower = meeting.current()
-        if (
-            tower is None
-            or tower.count == 1
-            or _is_backward.get()
-            or not tower.towers.are_here
-            or not (sources is None or any(map(_is_variable, sources)))
-        ):
-            return [grad for grad, _ in compute(None)]
+        asked = [i for i, source in enumerate(sources) if isinstance(source, (tf.Variable, keras.Variable))]
+        if not asked or tower is None or tower.count == 1 or _is_backward.get() or not tower.towers.are_here:
+            return compute(None)
         weights = [self._unit if self._adds_up(tower, each) else self.shares[tower.place] for each in targets]
         factors = [_scalar(weight, each.dtype.base_dtype) for weight, each in zip(weights, targets, strict=True)]
         with compat.holding(_is_backward, True):  # gradients that a gradient is computed by are parts of it
-            pairs = compute(factors)
-        asked = [i for i, (_, source) in enumerate(pairs) if _is_variable(source)]
-        grads = [grad for grad, _ in pairs]
-        means = self._mean_gradients(tower, [pairs[i] for i in asked], is_recorded) if asked else []
+            grads = list(compute(factors))
+        means = self._mean_gradients(tower, [(grads[i], sources[i]) for i in asked], is_recorded)
         for i, mean in zip(asked, means, strict=True):
             grads[i] = mean
         return grads
@@ -223,10 +214,6 @@ def linked(mine: Sequence[tf.Tensor], merged: Sequence[tf.Tensor], gradient: Cal
     copies = copied(*mine, *merged)
     meeting.current().same.update(copy.op for copy in copies)
     return copies
-
-
-def _is_variable(source) -> bool:
-    return isinstance(source, (tf.Variable, keras.Variable))
 
 
 def _sources(tensor: tf.Tensor, ends: Collection[tf.Operation]) -> set[tf.Operation]:

@@ -459,47 +459,44 @@ def skip_draws(count: int) -> None:
 
 
 @contextlib.contextmanager
-def gradients_by(take: Callable[[Callable, Sequence, Sequence | None, bool], list]) -> Iterator[None]:
+def gradients_by(take: Callable[[Callable, Sequence, Sequence, bool], list]) -> Iterator[None]:
     """Lets take(compute, targets, sources, whether gradients may be differentiated) return the gradients of
     tf.gradients, GradientTape.gradient and compute_gradients in this thread within this block.
 
-    compute(None, or over targets a scalar by which their gradients are multiplied) returns gradients with their
-    sources; sources are None if only `compute` knows which variables they are.
+    compute(None, or over targets a scalar by which their gradients are multiplied) returns the gradients of sources.
     """
 
     def of_tape(gradient, tape, target, sources, output_gradients=None, *args, **kwargs):
-        targets, asked = tf.nest.flatten(target), tf.nest.flatten(sources)
+        targets = tf.nest.flatten(target)
 
         def compute(factors):
             seeds = output_gradients
             if factors:
                 given = list(map(tf.ones_like, targets)) if seeds is None else tf.nest.flatten(seeds)
                 seeds = list(map(operator.mul, factors, given))
-            grads = gradient(tape, target, sources, seeds, *args, **kwargs)
-            return list(zip(tf.nest.flatten(grads), asked, strict=True))
+            return tf.nest.flatten(gradient(tape, target, sources, seeds, *args, **kwargs))
 
-        return tf.nest.pack_sequence_as(sources, take(compute, targets, asked, record.could_possibly_record()))
+        grads = take(compute, targets, tf.nest.flatten(sources), record.could_possibly_record())
+        return tf.nest.pack_sequence_as(sources, grads)
 
     def of_graph(gradients, ys, xs, *args, **kwargs):
         targets, sources = (each if isinstance(each, (list, tuple)) else [each] for each in (ys, xs))
 
         def compute(factors):
-            parts = list(map(operator.mul, factors, targets)) if factors else ys
-            return list(zip(gradients(parts, xs, *args, **kwargs), sources, strict=True))
+            return gradients(list(map(operator.mul, factors, targets)) if factors else ys, xs, *args, **kwargs)
 
         return take(compute, targets, sources, True)
 
-    def of_optimizer(compute_gradients, optimizer, loss, *args, **kwargs):
+    def of_optimizer(compute_gradients, optimizer, loss, var_list=None, *args, **kwargs):
         if callable(loss):  # by a tape
-            return compute_gradients(optimizer, loss, *args, **kwargs)
-        pairs = []
+            return compute_gradients(optimizer, loss, var_list, *args, **kwargs)
+        variables = tf.compat.v1.trainable_variables() if var_list is None else tf.nest.flatten(var_list)
 
         def compute(factors):
-            part = factors[0] * loss if factors else loss
-            pairs.extend(compute_gradients(optimizer, part, *args, **kwargs))
-            return pairs
+            pairs = compute_gradients(optimizer, factors[0] * loss if factors else loss, variables, *args, **kwargs)
+            return [grad for grad, _ in pairs]
 
-        return list(zip(take(compute, [loss], None, True), [variable for _, variable in pairs], strict=True))
+        return list(zip(take(compute, [loss], variables, True), variables, strict=True))
 
     with (
         replaced_here(tf.GradientTape, gradient=of_tape),
