@@ -1,7 +1,6 @@
 """A dataset of the user's own as Examples, and its order in the stream."""
 
 import dataclasses
-import functools
 
 import element_workloads
 import numpy as np
@@ -13,7 +12,8 @@ from trainings import on_host
 from tower_train import Workload, errors
 from tower_train.data import tf_data
 from tower_train.graph import elements, stream
-from tower_train.graph.draws import Draws, located
+from tower_train.graph.draws import Draws
+from tower_train.graph.order import AllExamples
 from tower_train.workload import DataRequest
 
 v1 = tf.compat.v1
@@ -61,7 +61,7 @@ def test_towers_share_the_elements_in_their_order_with_the_noise_of_their_positi
     taken = np.arange(8 * 15) % 96
     np.testing.assert_array_equal(np.concatenate([labels for step in steps for _, labels in step]), labels[taken])
     with tf.Graph().as_default(), v1.Session() as session:
-        draws = Draws(3, tf.constant(0, tf.int64), 8 * 15, locate=functools.partial(located, num_examples=96, seed=3))
+        draws = Draws(3, tf.constant(0, tf.int64), 8 * 15, locate=AllExamples(workload.examples(request), 3).locate)
         expected = session.run(toy_workload.add_noise(tf.constant(features[taken]), draws))
     np.testing.assert_array_equal(np.concatenate([features for step in steps for features, _ in step]), expected)
 

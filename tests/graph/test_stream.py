@@ -1,6 +1,5 @@
 """The example that is trained on depends on the seed and the position, and on nothing else."""
 
-import functools
 import hashlib
 
 import numpy as np
@@ -10,15 +9,21 @@ from trainings import on_host
 
 import cifar10
 from tower_train.graph import stream
-from tower_train.graph.draws import Draws, located
+from tower_train.graph.draws import Draws
+from tower_train.graph.order import AllExamples
 from tower_train.workload import DataRequest, Examples, Workload
 
 v1 = tf.compat.v1
 
 
+def shuffled(num_examples, seed):
+    """The order of so many examples."""
+    return AllExamples(Examples.from_arrays("numbered", np.arange(num_examples), np.arange(num_examples)), seed)
+
+
 def indices(positions, num_examples, seed=0):
     with tf.Graph().as_default(), v1.Session() as session:
-        _, found = located(tf.constant(positions, tf.int64), num_examples, seed)
+        _, found = shuffled(num_examples, seed).locate(tf.constant(positions, tf.int64))
         assert found.dtype == tf.int64
         return session.run(found)
 
@@ -76,8 +81,7 @@ class TestDrawsOfExamples:
     def test_they_are_those_of_the_example_in_every_epoch(self, name, count, seed):
         """In batches that span epochs of 100 too."""
         with tf.Graph().as_default(), v1.Session() as session:
-            locate = functools.partial(located, num_examples=100, seed=seed)
-            here = Draws(seed, tf.constant(730, tf.int64), 270, locate=locate)
+            here = Draws(seed, tf.constant(730, tf.int64), 270, locate=shuffled(100, seed).locate)
             found, of = session.run([here.per_example(name, count), here.indices])
         key = int.from_bytes(hashlib.sha256(f"{seed} example {name}".encode()).digest()[:8], "little")
         np.testing.assert_array_equal(found, split_mix_64(key, of[:, np.newaxis] * count + np.arange(count)))

@@ -32,14 +32,13 @@ def parse(text: str | None, examples: Examples) -> np.ndarray | None:
             f"--class_weight={text}: examples of {examples.name} are of several classes at once. Weigh these in a loss "
             "of the workload."
         )
-    # bincount takes no uint64
-    labels = None if labels is None else np.asarray(labels, np.int64)
-    if labels is not None and labels.size and labels.min() < 0:
+    labels = np.asarray([] if labels is None else labels, np.int64)  # bincount takes no uint64
+    if labels.min(initial=0) < 0:
         raise errors.ConfigError(
             f"--class_weight={text}: {examples.name} has the label {labels.min()}. Classes are numbered from 0 on: "
             "renumber the labels, or weigh examples by tower_train.Weighted."
         )
-    counts = np.bincount(labels if labels is not None else (), minlength=len(names))
+    counts = np.bincount(labels, minlength=len(names))
     weights = np.ones(len(counts))
     if text == BALANCED:
         # a class without examples would weigh infinitely much

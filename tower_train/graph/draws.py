@@ -6,7 +6,6 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
@@ -32,17 +31,6 @@ def philox(name: str, counter: tf.Tensor) -> dict:
         "counter": tf.cast(tf.stack([counter, 0]), tf.uint64),
         "alg": _PHILOX,
     }
-
-
-def located(positions: tf.Tensor, num_examples: int, seed: int | None) -> tuple[tf.Tensor, tf.Tensor | None]:
-    """Returns (epoch, example) at positions of the endless stream, int64 [batch]. Every epoch holds each of the
-    num_examples examples once, in another order. seed: below 2**63; None for examples in an order of their own, whose
-    indices are None."""
-    epochs = positions // num_examples
-    if seed is None:
-        return epochs, None
-    size = tf.fill(tf.shape(positions), np.int64(num_examples))
-    return epochs, shuffled(positions % num_examples, size, epochs, seed)
 
 
 def shuffled(places: tf.Tensor, sizes: tf.Tensor, epochs: tf.Tensor, seed: int) -> tf.Tensor:
@@ -106,7 +94,7 @@ class Draws:
           first: int64 scalar, the position of the first example.
           batch: number of examples; None for as many as the layers' tensors have rows.
           step: int64 scalar, the position of the first example of the step, over all towers.
-          locate: positions -> (epochs, indices or None), as `located`; None: the numbers are for layers only.
+          locate: positions -> (epochs, indices or None), as order.AllExamples; None: the numbers are for layers only.
           device: the place of positions and counters; None in input functions, which a device slows down.
         """
         self._seed, self._first, self._batch, self._step = seed, first, batch, step

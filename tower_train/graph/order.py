@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.examples import Examples, Tensors, Weighted
-from tower_train.graph.draws import located, shuffled
+from tower_train.graph.draws import shuffled
 from tower_train.measures import softmax_cross_entropies, softmax_cross_entropy
 from tower_train.options import rules
 from tower_train.workload import Workload
@@ -39,8 +39,13 @@ class AllExamples:
         self._num_examples, self._seed = examples.num_examples, None if examples.elements else seed
 
     def locate(self, positions: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Returns (passes before, index of the example or None) at int64 [batch] positions."""
-        return located(positions, self._num_examples, self._seed)
+        """Returns (passes before, index of the example or None) at int64 [batch] positions. A pass holds each example
+        once, in an order of its own; indices are None for examples in an order of their own."""
+        epochs = positions // self._num_examples
+        if self._seed is None:
+            return epochs, None
+        size = tf.fill(tf.shape(positions), np.int64(self._num_examples))
+        return epochs, shuffled(positions % self._num_examples, size, epochs, self._seed)
 
     def note_losses(self, outputs: Tensors, labels: Tensors) -> None:
         """Takes the losses of a tower's examples; called within the tower."""

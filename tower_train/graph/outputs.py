@@ -27,17 +27,17 @@ def check_towers(plan: StepPlan, logits: Tensors, tower: BuiltTower) -> None:
     config, normalized = plan.config, tower.context.normalized
     if config.batch_norm == "tower" or not normalized:
         return
+    normalizes = f"workload {plan.workload.name} normalises batches ({normalized[0]})"
+    instead = "Leave the option out, or normalise by tower (--batch_norm=tower)."
     if plan.examples.elements and plan.layout.num_workers > 1 and config.accumulate_steps > 1:
         raise errors.ConfigError(
-            f"--accumulate_steps={config.accumulate_steps}: workload {plan.workload.name} normalises batches "
-            f"({normalized[0]}) over all workers turn by turn, and its data set in an order of its own comes to them "
-            "worker by worker. Leave the option out, or normalise by tower (--batch_norm=tower)."
+            f"--accumulate_steps={config.accumulate_steps}: {normalizes} over all workers turn by turn, and its data "
+            f"set in an order of its own comes to them worker by worker. {instead}"
         )
     if config.elastic:
         raise errors.ConfigError(
-            f"--elastic={config.elastic}: workload {plan.workload.name} normalises batches ({normalized[0]}), which "
-            "takes all towers at a time, and their number changes. Leave the option out, or normalise by tower "
-            "(--batch_norm=tower)."
+            f"--elastic={config.elastic}: {normalizes}, which takes all towers at a time, and their number changes. "
+            f"{instead}"
         )
 
 

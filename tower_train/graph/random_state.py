@@ -23,7 +23,6 @@ class StatefulOp(NamedTuple):
     name: str  # without the tower's
     type: str  # such as RandomUniform
     line: str  # of the program that made it, FILE:LINE
-    caller: str  # the type of the operation in the graph: its own, or of one that calls functions, such as While
 
     def __str__(self) -> str:
         return f"{self.name} ({self.type}, {self.line})"
@@ -56,7 +55,7 @@ def find(last: Sequence[tf.Operation]) -> Iterator[StatefulOp]:
     for node in definition.node:
         for each in sorted(set(_types(node, bodies, set()))) if node.name in needed else ():
             line = source_line(graph.get_operation_by_name(node.name))
-            yield StatefulOp(node.name.partition("/")[2] or node.name, each, line, node.op)
+            yield StatefulOp(node.name.partition("/")[2] or node.name, each, line)
 
 
 def ancestors(operations: Sequence[tf.Operation], but: Sequence[str] = ()) -> set[tf.Operation]:

@@ -67,7 +67,7 @@ def tower_loss(
         batch_loss(workload, outputs, _weighted(workload, part, class_weights, variable_dtype(dtype)))
         for part in (labels if isinstance(labels, Mixed) else [labels])
     ]
-    return outputs, losses[0] if len(losses) == 1 else tf.add_n(losses)
+    return outputs, tf.add_n(losses)
 
 
 def _weighted(
