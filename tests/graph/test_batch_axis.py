@@ -29,6 +29,11 @@ CHANGES = {
     "with heads": lambda x: tf.reshape(tf.transpose(x, [1, 0, 2]), [LENGTH, -1, 5, 1]),
     "gathered": lambda x: tf.gather(x, [1, 0], axis=2),
     "embedded": lambda x: tf.gather(tf.ones([9, 3]), tf.cast(x[..., 0], tf.int32)),
+    "one hot": lambda x: tf.one_hot(tf.cast(tf.transpose(x[..., 0]), tf.int32), 3),
+    "of classes": lambda x: tf.nn.sparse_softmax_cross_entropy_with_logits(tf.zeros_like(x[..., 0], tf.int32), x),
+    "the greatest": lambda x: tf.argmax(x, -1),
+    "as a diagonal": lambda x: tf.linalg.diag(x),
+    "broadcast": lambda x: x[:, 0, 0] + tf.ones([3, 1]),
     "unpacked": lambda x: tf.unstack(x, LENGTH, axis=1)[2],
     "of the weights": lambda x: tf.ones([6, 6]) @ tf.ones([6, 6]),
     "a covariance": lambda x: tf.matmul(x[:, 0], x[:, 0], transpose_a=True),
@@ -61,6 +66,15 @@ def test_an_embedding_in_a_variable_has_the_axis_of_its_indices():
         table = v1.get_variable("table", [9, 5], use_resource=True)
         assert batch_axis(tf.gather(table, words), 4, {words.name: 0}) == 0
         assert batch_axis(tf.nn.embedding_lookup(table, tf.transpose(words)), 4, {words.name: 0}) == 1
+
+
+def test_a_scalar_beside_the_examples_has_no_axis():
+    with tf.Graph().as_default():
+        x, scalar = v1.placeholder(tf.float32, [4, 5]), v1.placeholder(tf.float32, [])
+        known = {x.name: 0, scalar.name: 0}
+        assert batch_axis(tf.exp(scalar), 4, known) is None
+        assert batch_axis(tf.one_hot(tf.cast(scalar, tf.int32), 4) + tf.ones([4]), 4, known) is None
+        assert batch_axis(x * tf.exp(scalar), 4, known) == 0
 
 
 def test_rows_that_each_example_chooses_by_drawn_numbers():

@@ -8,9 +8,9 @@ import tensorflow as tf
 v1 = tf.compat.v1
 Axes = dict[str, int | None]  # {a tensor's name: its axis of examples}
 
-_REARRANGE_AXES = frozenset(
-    "All Any BatchMatMulV2 Einsum EuclideanNorm ExpandDims Gather GatherV2 MatMul Max Mean Min Pack Prod Squeeze "
-    "StridedSlice Sum Transpose Unpack".split()
+_REARRANGING = frozenset(  # axes, also if the result has as many
+    "All Any BatchMatMulV2 BatchMatMulV3 ConjugateTranspose Einsum EuclideanNorm Gather GatherNd GatherV2 MatMul Max "
+    "Mean Min Prod StridedSlice Sum Transpose".split()
 )
 _MARK = 1_000_003  # a size that no other axis has
 _WHOLE = v1.AttrValue(i=-1)  # all bits of a slice's mask: it begins at the first place, and ends at the last
@@ -38,18 +38,18 @@ def batch_axis(tensor: tf.Tensor, batch: int | None, known: Axes) -> int | None:
 
 def _axis(tensor: tf.Tensor, known: Axes) -> int | None:
     """Returns the axis, given the axes of the operation's inputs."""
-    of_examples = [i for i in tensor.op.inputs if known.get(i.name) is not None and i.shape.rank is not None]
-    if not of_examples or tensor.shape.rank is None:
+    op, rank = tensor.op, tensor.shape.rank
+    of_examples = [each for each in op.inputs if known.get(each.name) is not None and each.shape.rank]
+    if not of_examples or rank is None:
         return None
-    if tensor.op.type in _REARRANGE_AXES:
-        return _inferred(tensor, known)
     source = max(of_examples, key=lambda each: each.shape.rank)  # the others are broadcast to it
     axis = known[source.name]
-    if tensor.op.type == "Reshape":
+    if op.type == "Reshape":
         return _reshaped(source.shape, tensor.shape, axis)
-    if tensor.op.type != "ResourceGather":  # the rows of a variable have further axes behind those of their indices
-        axis += tensor.shape.rank - source.shape.rank  # operations align axes from the last; layers keep the rank
-    return axis if 0 <= axis < tensor.shape.rank else None
+    # of a variable the rows are looked up; they have further axes behind those of their indices
+    if op.type == "ResourceGather" or (rank == source.shape.rank and op.type not in _REARRANGING):
+        return axis
+    return _inferred(tensor, known)
 
 
 def _inferred(tensor: tf.Tensor, known: Axes) -> int | None:
@@ -61,14 +61,14 @@ def _inferred(tensor: tf.Tensor, known: Axes) -> int | None:
         inputs = []
         for each in op.inputs:
             sizes, value = None if each.shape.rank is None else each.shape.as_list(), tf.get_static_value(each)
-            if (axis := known.get(each.name)) is not None:
+            if sizes and (axis := known.get(each.name)) is not None:
                 sizes[axis] = _MARK
             elif sizes and (value is None or each.dtype.is_floating):
                 sizes, value = [None] * len(sizes), None  # weights, also if one of their sizes is the batch's
             inputs.append(v1.placeholder(each.dtype, sizes) if value is None else tf.constant(value))
         try:
             inferred = scratch.create_op(op.type, inputs, [each.dtype for each in op.outputs], attrs=attributes)
-        except ValueError:  # examples are told apart, or the axis is one of many numbers that are summed
+        except (ValueError, tf.errors.OpError):  # the operation takes one example, or as many as the weights have rows
             return None
     sizes = inferred.outputs[tensor.value_index].shape
     return sizes.as_list().index(_MARK) if sizes.rank and _MARK in sizes.as_list() else None

@@ -7,6 +7,7 @@ import dataclasses
 
 import numpy as np
 
+from tower_train.config import Config
 from tower_train.graph.devices import HOST, Devices
 
 
@@ -99,23 +100,14 @@ class Layout:
         )
 
 
-def lay_out(
-    devices: Devices, tower_batch: int, accumulate_steps: int, most_workers: int | None, mirrored: bool
-) -> Layout:
-    """Lays a step out.
-
-    Args:
-      devices: of this worker.
-      tower_batch: examples per tower.
-      accumulate_steps: batches per tower of a full cluster, one after the other.
-      most_workers: of an elastic cluster, whose batches those that are there share; None for as many as there are.
-      mirrored: whether each device has a copy of the variables; else the host has the only one.
-    """
+def lay_out(devices: Devices, config: Config) -> Layout:
+    """Lays a step out on a worker's devices."""
     # an elastic step has the same batches whoever is there, so that the training does not depend on it
-    batches = accumulate_steps * (most_workers or devices.num_workers)
-    # towers on the CPU share its memory; GPUs would fetch all weights each step
-    replicas = devices.towers if mirrored else (HOST,)
-    return Layout(tower_batch, devices.towers, replicas, share_out(batches, devices.num_workers), devices.worker)
+    batches = config.accumulate_steps * (config.most_workers or devices.num_workers)
+    # towers on the CPU share its memory; GPUs would fetch all weights each step, also a single one
+    replicas = devices.towers if config.variable_update == "mirrored" else (HOST,)
+    shares = share_out(batches, devices.num_workers)
+    return Layout(config.tower_batch, devices.towers, replicas, shares, devices.worker)
 
 
 def share_out(batches: int, num_workers: int) -> tuple[int, ...]:

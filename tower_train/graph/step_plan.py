@@ -45,8 +45,7 @@ def plan_step(workload: Workload, examples: Examples, config: Config, devices: D
 
     Raises ConfigError for an option that is of no use for this network, data or layout.
     """
-    mirrored = config.variable_update == "mirrored"  # also a single tower, if its variables are on its GPU
-    layout = lay_out(devices, config.tower_batch, config.accumulate_steps, config.most_workers, mirrored)
+    layout = lay_out(devices, config)
     if layout.num_replicas == 1 and config.check_mirrors_every_steps:
         raise errors.ConfigError(
             f"--check_mirrors_every_steps={config.check_mirrors_every_steps}: there is one copy of the variables. The "
