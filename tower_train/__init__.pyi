@@ -1,4 +1,4 @@
-"""The names of `tower_train` for type checkers and editors, which do not see those loaded on first use."""
+"""The public names of `tower_train` and their modules: for type checkers and editors, and for __init__.py."""
 
 from tower_train import cluster as cluster
 from tower_train import data as data
