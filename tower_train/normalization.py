@@ -6,7 +6,9 @@ exact gradients, so that N towers are one. So are tf.nn.moments and fused_batch_
 """
 
 import functools
+import inspect
 import re
+import types
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -360,33 +362,24 @@ def _moments(plain: Callable, x, axes, shift=None, name=None, keep_dims=None, ke
         return tuple(tf.cast(each, inputs.dtype) for each in found)
 
 
-def _fused_batch_norm(
-    plain: Callable,
-    x,
-    scale,
-    offset,
-    mean=None,
-    variance=None,
-    epsilon=0.001,
-    data_format="NHWC",
-    is_training=True,
-    name=None,
-    exponential_avg_factor=1.0,
-):
+def _fused_batch_norm(plain: Callable, *args, **kwargs):
     """Replaces tf.compat.v1.nn.fused_batch_norm."""
-    inputs = tf.convert_to_tensor(x)
-    channels = 1 if data_format.startswith("NC") else inputs.shape.rank - 1
+    call = inspect.signature(plain).bind(*args, **kwargs)
+    call.apply_defaults()
+    given = types.SimpleNamespace(**call.arguments)
+    inputs = tf.convert_to_tensor(given.x)
+    channels = 1 if given.data_format.startswith("NC") else inputs.shape.rank - 1
     over = [axis for axis in range(inputs.shape.rank) if axis != channels]
-    if not is_training or not _is_of_batch(inputs, over):
-        return plain(x, scale, offset, mean, variance, epsilon, data_format, is_training, name, exponential_avg_factor)
-    with v1.name_scope(name, "fused_batch_norm"), v1.name_scope(_OVER):
-        order = [*over, channels]
-        outputs, *found = _over_towers(tf.transpose(inputs, order), scale, offset, max(epsilon, _LEAST_EPSILON))
+    if not given.is_training or not _is_of_batch(inputs, over):
+        return plain(*args, **kwargs)
+    with v1.name_scope(given.name, "fused_batch_norm"), v1.name_scope(_OVER):
+        order, epsilon = [*over, channels], max(given.epsilon, _LEAST_EPSILON)
+        outputs, *found = _over_towers(tf.transpose(inputs, order), given.scale, given.offset, epsilon)
         count = _over_all(tf.cast(tf.size(inputs) // inputs.shape[channels], found[1].dtype))
         found[1] *= count / tf.maximum(count - 1, 1)
-        if exponential_avg_factor not in (None, 1.0):
-            pairs = zip(found, (mean, variance), strict=True)
-            found = [before + exponential_avg_factor * (now - before) for now, before in pairs]
+        if given.exponential_avg_factor not in (None, 1.0):
+            pairs = zip(found, (given.mean, given.variance), strict=True)
+            found = [before + given.exponential_avg_factor * (now - before) for now, before in pairs]
         return tf.transpose(outputs, [order.index(axis) for axis in range(len(order))]), *found
 
 
