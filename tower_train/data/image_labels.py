@@ -33,7 +33,7 @@ def advice(folder: pathlib.Path, directory: pathlib.Path) -> str:
     """Returns the --labels that fits images in a folder, or a table beside them; empty if none does."""
     if table := table_in(directory) or table_in(folder):
         return f" If {table} holds the classes, give --labels={table}."
-    classes = {match[1] for name in os.listdir(folder) if is_image(name) and (match := _match_name(name)) and match[1]}
+    classes = set(filter(None, map(_class_in_name, filter(is_image, os.listdir(folder)))))
     if len(classes) > 1:
         return f" If files are named by class ({', '.join(sorted(classes)[:2])}, ...), give --labels={NAMES}."
     return ""
@@ -60,9 +60,7 @@ def find(directory: pathlib.Path, labels: str, option: str = "labels") -> tuple[
         if is_image(name)
     )
     if labels == NAMES:
-        matches = {path: _match_name(os.path.basename(path)) for path in paths}
-        classes = {path: match[1] for path, match in matches.items() if match and match[1]}
-        missing = 0
+        classes, missing = {path: name for path in paths if (name := _class_in_name(os.path.basename(path)))}, 0
     else:
         classes, missing = _from_table(directory, labels, option, paths)
     notes = [(len(paths) - len(classes), "images without a class"), (missing, "classes without their image")]
@@ -70,8 +68,10 @@ def find(directory: pathlib.Path, labels: str, option: str = "labels") -> tuple[
     return classes, f"--labels={labels}: {counts} in {directory} left out." if counts else ""
 
 
-def _match_name(name: str) -> re.Match | None:
-    return _UP_TO_NUMBER.fullmatch(os.path.splitext(readable(name))[0])
+def _class_in_name(name: str) -> str:
+    """Returns the class in a file's name; empty if there is none."""
+    match = _UP_TO_NUMBER.fullmatch(os.path.splitext(readable(name))[0])
+    return match[1] if match else ""
 
 
 def _from_table(directory: pathlib.Path, labels: str, option: str, paths: list[str]) -> tuple[dict[str, str], int]:
