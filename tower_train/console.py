@@ -19,7 +19,7 @@ from tower_train import host
 
 _LOGGER = logging.getLogger("tower_train")
 _noticed: weakref.WeakValueDictionary = weakref.WeakValueDictionary()  # {id: what a notice_once was about}
-_bars: list["ProgressBar"] = []  # on a terminal now, the innermost last
+_bars: list[Any] = []  # rich's, on a terminal now, the innermost last
 
 
 def say(*lines: str) -> None:
@@ -63,7 +63,7 @@ def _print(stream: TextIO, text: str) -> None:
     text = text.encode(encoding, "backslashreplace").decode(encoding)
     with contextlib.suppress(OSError):
         if _bars and stream.isatty():
-            _bars[-1].print_above(text)
+            _bars[-1].console.print(text, markup=False, highlight=False, soft_wrap=True)  # above the bar
         else:
             print(text, file=stream, flush=True)
 
@@ -125,30 +125,23 @@ class ProgressBar:
         stream = stream or sys.stdout
         self._bar: Any = None
         self._task: Any = None
-        if stream.isatty():
+        self.is_shown = stream.isatty()
+        if self.is_shown:
             from rich import console, progress  # comes with Keras, hence with TensorFlow
 
             self._bar = progress.Progress(*columns(progress), console=console.Console(file=stream), transient=True)
             self._task = self._bar.add_task("", total=total, completed=completed, **fields)
 
-    @property
-    def is_shown(self) -> bool:
-        return self._bar is not None
-
     def __enter__(self):
         if self._bar:
             self._bar.start()
-            _bars.append(self)
+            _bars.append(self._bar)
         return self
 
     def __exit__(self, *_):
         if self._bar:
-            _bars.remove(self)
+            _bars.remove(self._bar)
             self._bar.stop()
-
-    def print_above(self, text: str) -> None:
-        """Prints text above the bar."""
-        self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def update(self, completed: float | None = None, advance: float | None = None, **fields: str) -> None:
         """Sets or advances the count, and sets fields of the columns."""
