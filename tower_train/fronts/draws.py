@@ -2,12 +2,13 @@
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.fronts import compat
+from tower_train.fronts import compat, meeting, parts
 from tower_train.fronts.parts import Cut, Size
 from tower_train.graph import context, xla
 
@@ -18,24 +19,23 @@ _OF_NO_ROWS = ("beta", "binomial", "categorical", "gamma", "shuffle")  # of kera
 
 @contextlib.contextmanager
 def drawn_for_more(
-    rows: Callable[[Size, bool], tuple[Size, tf.Tensor] | None],
-    program: str,
-    op_seeds: Iterator[int],
-    is_off: Callable[[], bool],
+    cuts: Sequence[Cut], batch, program: str, names_all: bool, is_off: Callable[[], bool] = lambda: False
 ) -> Iterator[list[Drawn]]:
-    """Makes keras.random and tf.random draw for more rows within this block, from the same seeds, and keeps some rows.
+    """Makes keras.random and tf.random draw in a tower within this block for the rows of all towers, from the same
+    seeds, and keeps the tower's rows.
 
     Args:
-      rows: first size of a draw's shape, whether the program gives it as a number -> (the size to draw, indices of the
-        rows to keep), or None for the draw as it is.
-      program: the name, for messages, of what draws: numbers that cannot be cut by rows are refused; "": they are not.
-      op_seeds: of draws of tf.random without a seed.
+      cuts: of the tensors of the tower's batch; none if it is alone.
+      batch: the tower's.
+      program: the name, for messages, of what draws numbers that cannot be cut by rows, which are refused.
+      names_all: whether a number of rows in the program may be the whole batch's.
       is_off: tells whether to draw as usual now, such as for initial values.
 
     Yields:
       A list that collects these draws.
     """
-    cut = []
+    cut, op_seeds, lengths = [], itertools.count(), parts.lengths(batch) if cuts else []
+    rows = functools.partial(_rows_of_draw, cuts, lengths)
 
     def draw(function, given):
         with xla.not_compiled():
@@ -43,13 +43,13 @@ def drawn_for_more(
 
     def drawn(function, given):
         name = function.__name__
-        if program and name in _OF_NO_ROWS:
+        if cuts and name in _OF_NO_ROWS:
             raise errors.ConfigError(
                 f"{program} calls keras.random.{name}, which towers cannot draw as one device does. Draw with "
                 "keras.random.normal, uniform, truncated_normal, randint or dropout, make the numbers a part of the "
                 "data, or train on one device: gpus=1, of an Estimator RunConfig(num_gpus=1)."
             )
-        if is_off() or name in _OF_NO_ROWS:
+        if meeting.current() is None or is_off() or name in _OF_NO_ROWS:
             return function(**given)
         if isinstance(given.get("seed2"), compat.NoSeed):
             given["seed"], given["seed2"] = tf.compat.v1.get_seed(next(op_seeds))  # never (0, 0), which is at random
@@ -61,7 +61,7 @@ def drawn_for_more(
         sizes = [shape[i] if size is None else size for i, size in enumerate(known)]
         size = sizes[0] if sizes and tf.is_tensor(sizes[0]) else int(sizes[0]) if sizes else None
         is_of_numbers = not tf.is_tensor(shape) or (not hasattr(shape, "numpy") and shape.op.type == "Const")
-        chosen = None if size is None else rows(size, isinstance(size, int) and is_of_numbers)
+        chosen = None if size is None else rows(size, names_all and isinstance(size, int) and is_of_numbers)
         if chosen is None:
             return function(**given)
         more = function(**given | {"shape": (chosen[0], *sizes[1:])})
@@ -99,7 +99,7 @@ def _dropped(rows: Callable, dropout: Callable, given: dict) -> tf.Tensor:
     return inputs * tf.gather(kept, chosen[1])
 
 
-def rows_of_draw(
+def _rows_of_draw(
     cuts: Sequence[Cut], lengths: Sequence[Size], size: Size, is_number: bool
 ) -> tuple[Size, tf.Tensor] | None:
     """Chooses a tower's rows of random numbers that are drawn for the whole batch.

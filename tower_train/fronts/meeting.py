@@ -17,7 +17,6 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.fronts import compat, placement
-from tower_train.fronts.draws import Drawn
 
 v1 = tf.compat.v1
 _current: contextvars.ContextVar["Tower | None"] = contextvars.ContextVar("tower", default=None)
@@ -38,7 +37,7 @@ class Tower:
     device: str
     means: int = 0  # number of means so far
     batch: frozenset[tf.Operation] = frozenset()  # operations whose outputs are its part of the batch
-    draws: Sequence[Drawn] = ()  # those cut by example so far
+    draws: Sequence[tuple[tf.Tensor, Callable]] = ()  # those cut by example so far, as draws.Drawn
     # Variables that Keras layers and metrics assign to, each with its value, where a graph does not do so itself.
     assigned: list[tuple[tf.Variable, tf.Tensor]] = dataclasses.field(default_factory=list)
     # Operations whose outputs are the same in all towers, such as joined rows.
@@ -62,23 +61,21 @@ class Towers:
     Args:
       devices: over towers, a device string.
       first, count: the first one's index among the towers of all workers, and their number.
-      inside: tower -> context manager in which its program runs, in its thread.
-      turn: tower -> context manager around each of its turns, for state that the process or the graph shares.
-      owner: of the program's step, for those who know what that is.
+      owner: of the program's step, for those who know what that is; None for this.
     """
 
-    def __init__(
-        self,
-        devices: Sequence[str],
-        first: int = 0,
-        count: int | None = None,
-        inside: Callable[[Tower], contextlib.AbstractContextManager] = contextlib.nullcontext,
-        turn: Callable[[Tower], contextlib.AbstractContextManager] = contextlib.nullcontext,
-        owner: Any = None,
-    ):
+    def __init__(self, devices: Sequence[str], first: int = 0, count: int | None = None, owner: Any = None):
         self.towers = [Tower(self, i, first + i, count or len(devices), name) for i, name in enumerate(devices)]
-        self._inside, self._turn, self.owner = inside, turn, owner
+        self.owner = owner or self
         self._threads: list[_Thread] = []
+
+    def inside(self, tower: Tower) -> contextlib.AbstractContextManager:
+        """Returns the block in which a tower's program runs, in its thread."""
+        return contextlib.nullcontext()
+
+    def turn(self, tower: Tower) -> contextlib.AbstractContextManager:
+        """Returns the block around each of a tower's turns, for state that the process or the graph shares."""
+        return contextlib.nullcontext()
 
     def run(self, function: Callable[[Tower], Any]) -> list:
         """Runs function(tower) in all towers; returns over towers what it returned. An error in one ends all.
@@ -88,14 +85,14 @@ class Towers:
         self._graph, self._flow = v1.get_default_graph(), compat.control_flow()
         if len(self.towers) == 1:  # in the program's own thread
             [tower] = self.towers
-            with self._turn(tower):
+            with self.turn(tower):
                 return [self._program(tower, function, contextlib.nullcontext)()]
         inherit = compat.thread_state()
         self._threads = [_Thread(self._program(tower, function, inherit)) for tower in self.towers]
         try:
             while True:
                 for tower, thread in zip(self.towers, self._threads, strict=True):
-                    with compat.op_attributes(thread.op_attributes), self._turn(tower):
+                    with compat.op_attributes(thread.op_attributes), self.turn(tower):
                         thread.resume()
                     if thread.error:
                         raise thread.error
@@ -108,7 +105,7 @@ class Towers:
 
     def _program(self, tower: Tower, function: Callable, inherit: Callable) -> Callable[[], Any]:
         def program():
-            with inherit(), compat.holding(_current, tower), tf.device(tower.device), self._inside(tower):
+            with inherit(), compat.holding(_current, tower), tf.device(tower.device), self.inside(tower):
                 return function(tower)
 
         return program

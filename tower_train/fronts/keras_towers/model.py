@@ -159,7 +159,7 @@ class TowerModel(keras.Model):
             return self.template.predict_step(data)
         if not self.template.built:
             self.rehearse(data, fit.predict, begins=False)
-        return Step(self, data, ALONE).run(fit.predict)[0]
+        return Step(self, data, ALONE).do(fit.predict)[0]
 
     def rehearse(self, data, program: Program | None = None, begins: bool = True) -> tuple[list, list[keras.Variable]]:
         """Makes all variables that a step on a batch needs, as step.rehearse, of the training's program unless it is
@@ -173,7 +173,7 @@ class TowerModel(keras.Model):
     def train_around(self, data, around: Callable) -> list:
         """Does a step in each tower as around(function that does it) says; returns over towers what that returned."""
         data = keras.tree.map_structure(parts.as_tensor, data)
-        return Step(self, data, self.exchange).run(lambda model, part: around(lambda: self._train(model, part)))
+        return Step(self, data, self.exchange).do(lambda model, part: around(lambda: self._train(model, part)))
 
     def _run_step(self, program: Program, data) -> dict[str, tf.Tensor]:
         """Does a step in all towers; returns its report."""
@@ -182,7 +182,7 @@ class TowerModel(keras.Model):
             self.rehearse(data, program)
         self.exchange.begin("evaluation" if program is fit.test else "training", data)
         step = Step(self, data, self.exchange)
-        returned = step.run(program)
+        returned = step.do(program)
         if program is not fit.own:
             return returned[0]
         with tf.device(HOST):

@@ -7,7 +7,6 @@ where towers meet.
 import contextlib
 import contextvars
 import functools
-import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,8 +15,8 @@ import keras
 import tensorflow as tf
 
 from tower_train import console, errors, normalization
-from tower_train.fronts import compat, meeting, parts, placement
-from tower_train.fronts.draws import drawn_for_more, rows_of_draw
+from tower_train.fronts import compat, meeting, placement
+from tower_train.fronts.draws import drawn_for_more
 from tower_train.fronts.keras_building import TowerScope
 from tower_train.fronts.keras_towers import layers
 from tower_train.fronts.keras_towers.exchange import Exchange
@@ -35,7 +34,7 @@ NOTED: contextvars.ContextVar[list[Update] | None] = contextvars.ContextVar("upd
 _LONG_SECS = 10  # of silence before the first step
 
 
-class Step:
+class Step(meeting.Towers):
     """A step of a TowerModel's template, which has all its variables, on consecutive parts of a batch, of which the
     towers of this process compute theirs."""
 
@@ -49,10 +48,9 @@ class Step:
         known = (keras.layers.BatchNormalization, keras.layers.SpectralNormalization)
         normalizing = [each for each in compat.sublayers(self.model) if isinstance(each, known)]
         self._known = {id(variable) for layer in normalizing for variable in layer.variables}
-        first = len(devices) * exchange.rank
-        self._towers = meeting.Towers(devices, first, self.whole.count, self._inside, self._turn, self)
+        super().__init__(devices, len(devices) * exchange.rank, self.whole.count)
 
-    def run(self, program: Program) -> list:
+    def do(self, program: Program) -> list:
         """Runs a program in all towers; returns over towers what it returned."""
 
         def to_the_end(tower: Tower):
@@ -65,23 +63,19 @@ class Step:
             for layer in compat.sublayers(self.model):
                 if getattr(layer, "synchronized", False):  # over all towers as others are, and by no strategy
                     stack.enter_context(compat.replaced(layer, "synchronized", False))
-            returned = self._towers.run(to_the_end)
+            returned = self.run(to_the_end)
         if self._parallel.is_compiled:
             xla.leave_out_other_devices(tf.compat.v1.get_default_graph())
         return returned
 
     @contextlib.contextmanager
-    def _inside(self, tower: Tower) -> Iterator[None]:
+    def inside(self, tower: Tower) -> Iterator[None]:
         part = self._parts[tower.place]
-        program = type(self.model).__name__ if self.whole.count > 1 else ""
-        is_off = lambda: meeting.current() is None  # noqa: E731
-        rows = functools.partial(rows_of_draw, part.cuts, parts.lengths(part.data))
-        drawn = drawn_for_more(rows, program, itertools.count(), is_off)
         leaves = [leaf for leaf in tf.nest.flatten(part.data, expand_composites=True) if tf.is_tensor(leaf)]
         with (
             tf.name_scope(f"tower_{tower.index}/"),
             self._scopes[tower.place],
-            drawn as tower.draws,
+            drawn_for_more(part.cuts, part.data, type(self.model).__name__, names_all=True) as tower.draws,
             self.whole.inside(tower, [leaf for leaf in leaves if leaf.shape.rank], self._parallel.batch_norm_over),
             layers.sums_divided(part.share),
             xla.compiled(self._parallel.is_compiled, tower.device, "tower"),
@@ -89,7 +83,7 @@ class Step:
             yield
 
     @contextlib.contextmanager
-    def _turn(self, tower: Tower) -> Iterator[None]:
+    def turn(self, tower: Tower) -> Iterator[None]:
         compat.take_losses(self.model, self._added_losses[tower.place])
         begun = time.monotonic()
         yield
@@ -132,7 +126,7 @@ class Step:
                     f"tower_{tower} and tower_0 do not assign the same variables: {names} in one of them only. The "
                     "program must do the same in each tower; what is to happen once belongs into steps.once(function)."
                 )
-        of_rows = functools.partial(self.whole.is_of_rows, self._towers.towers[0])
+        of_rows = functools.partial(self.whole.is_of_rows, self.towers[0])
         same = [k for k, (_, value) in assigned.items() if k in self._known and not of_rows(value)]  # moving averages
         averaged = [key for key, (_, value) in assigned.items() if value.dtype.is_floating and key not in same]
         others = [key for key in assigned if key not in (*same, *averaged)]

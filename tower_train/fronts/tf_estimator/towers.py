@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 
@@ -10,7 +9,7 @@ import tensorflow as tf
 
 from tower_train import errors, normalization
 from tower_train.fronts import compat, meeting, parts, placement
-from tower_train.fronts.draws import draw_whole, drawn_for_more, rows_of_draw
+from tower_train.fronts.draws import draw_whole, drawn_for_more
 from tower_train.fronts.meeting import Tower
 from tower_train.fronts.tf_estimator.library import api
 from tower_train.fronts.tf_estimator.training import Training
@@ -44,7 +43,7 @@ def assign(pairs) -> tf.Operation:
         return tf.group([variable.assign(value, read_value=False) for variable, value in pairs])
 
 
-class ModelTowers:
+class ModelTowers(meeting.Towers):
     """The towers of one call of an Estimator's model_fn. The first one creates the variables, on the host or spread
     over the towers' GPUs, unless the program says where; later ones get the same. It has no name scope, so that hooks
     know its ops by the model's own names.
@@ -70,7 +69,7 @@ class ModelTowers:
         self._balance = placement.Balance(devices)
         first, count = training.worker * len(devices), len(devices) * training.all_reduce.num_workers
         self._sizes = self._sizes_of_all(first, count) if count > 1 else []
-        self._towers = meeting.Towers(devices, first, count, self._inside, self._turn, training)
+        super().__init__(devices, first, count, training)
 
     def call(self, model_fn: Callable, mode: str) -> api.EstimatorSpec:
         """Calls model_fn(features, labels) in all towers.
@@ -86,7 +85,7 @@ class ModelTowers:
         if mode == api.ModeKeys.TRAIN:
             self._training.before_update = self._assign_noted
         normalization.replace_functions()
-        specs = self._towers.run(lambda tower: model_fn(*self._batches[tower.place]))
+        specs = self.run(lambda tower: model_fn(*self._batches[tower.place]))
         if self._training.is_compiled:
             xla.leave_out_other_devices(v1.get_default_graph())
         spec, num_towers = specs[0], self._training.num_towers
@@ -112,7 +111,7 @@ class ModelTowers:
         return spec
 
     @contextlib.contextmanager
-    def _turn(self, tower: Tower) -> Iterator[None]:
+    def turn(self, tower: Tower) -> Iterator[None]:
         """Gives a tower its own collections, and its own state of Python's random numbers, with which Keras seeds its
         initializers."""
         state, mine = random.getstate(), self._collections[tower.place]
@@ -129,7 +128,7 @@ class ModelTowers:
                 v1.get_collection_ref(key)[:] = values
 
     @contextlib.contextmanager
-    def _inside(self, tower: Tower) -> Iterator[None]:
+    def inside(self, tower: Tower) -> Iterator[None]:
         """Calls of model_fn in a tower draw by example, share variables, and keep Keras layers from assigning."""
         reuse = v1.AUTO_REUSE if tower.place else None
 
@@ -179,13 +178,8 @@ class ModelTowers:
             parts.Cut(sizes[tower.index], sum(sizes[: tower.index]), sum(sizes), sizes[tower.index])
             for sizes in self._sizes
         ]
-        lengths = parts.lengths(self._batches[tower.place]) if cuts else []
-
-        def rows(size, _):  # a number in the program is of a tower's batch, never of all
-            return rows_of_draw(cuts, lengths, size, is_number=False)
-
-        is_off = lambda: bool(self._creating) or not meeting.current()  # noqa: E731
-        return drawn_for_more(rows, "model_fn" if cuts else "", itertools.count(), is_off)
+        # A number in the program is of a tower's batch, never of all.
+        return drawn_for_more(cuts, self._batches[tower.place], "model_fn", False, lambda: bool(self._creating))
 
     def _creator(self, tower: Tower) -> Callable:
         """Returns the creator of a tower's variables. Those of get_variable are known by their names; those of
@@ -238,7 +232,7 @@ class ModelTowers:
         """Assigns what the Keras layers of all towers do, as far as that is not done: the mean over the towers of all
         workers to floating-point variables such as moving averages, the first tower's value to others such as seeds.
         By the ops that this waits for, layers must have read what is assigned. Returns the ops."""
-        all_noted = [tower.assigned for tower in self._towers.towers]
+        all_noted = [tower.assigned for tower in self.towers]
         begin, self._num_assigned = self._num_assigned, len(all_noted[0])
         noted = [mine[begin : self._num_assigned] for mine in all_noted]
         floating = [i for i, (variable, _) in enumerate(noted[0]) if variable.dtype.is_floating]
