@@ -143,11 +143,11 @@ class Log(Action):
         sec_per_batch = seconds / (steps * sum(layout.towers_per_worker))
         input_share = (self._training.input_secs - self._input_secs) / seconds
         self._input_secs = self._training.input_secs
-        is_slow = input_share >= messages.slow_input(self._training.run_json)
+        is_slow = input_share >= messages.slow_input(self._training.plan.run_json)
         say(messages.step_line(step, loss, examples_per_sec, sec_per_batch, input_share if is_slow else None))
         if is_slow and self._input_secs > _MUCH_SECS and not self._has_advised:
             self._has_advised = True
-            say(messages.input_advice(input_share, self._training.run_json))  # once, as it is long
+            say(messages.input_advice(input_share, self._training.plan.run_json))  # once, as it is long
         self._bar.update(step, rates=f"loss {messages.as_loss(loss)}  {examples_per_sec:.0f} examples/sec")
         rates = {
             "learning_rate": float(report.learning_rate),

@@ -34,9 +34,9 @@ def progress_bar(steps_done: int, last_step: int) -> ProgressBar:
     )
 
 
-def opening_lines(plan: Plan, run_json: dict) -> list[str]:
+def opening_lines(plan: Plan) -> list[str]:
     """Returns the first lines of a run."""
-    config, data, versions, devices = plan.config, run_json["data"], run_json["versions"], plan.devices.names
+    config, data, versions, devices = plan.config, plan.run_json["data"], plan.run_json["versions"], plan.devices.names
     batch, towers, workers = config.global_batch, len(devices), config.num_workers
     aside, steps_done, last_step = config.validation_fraction, plan.steps_done, plan.last_step
     lines = [
@@ -46,7 +46,7 @@ def opening_lines(plan: Plan, run_json: dict) -> list[str]:
         f"towers:   {towers}, on {', '.join(devices)}" + ("" if plan.devices.gpus else " (no GPU is used)"),
         f"batch:    {batch} examples a step ({towers} x {batch // towers // workers}"
         + (f" on each of {workers} workers)" if workers > 1 else ")"),
-        f"network:  {run_json['num_parameters']:,} parameters, {config.dtype}; {config.optimizer}, "
+        f"network:  {plan.run_json['num_parameters']:,} parameters, {config.dtype}; {config.optimizer}, "
         f"learning rate {config.learning_rate:g}",
         f"steps:    {steps_done} to {last_step} ({last_step * batch / data['num_examples']:.1f} epochs)",
         f"run:      {plan.run_dir.path}" + (f" (resumed at step {steps_done})" if steps_done else ""),

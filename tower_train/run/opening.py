@@ -10,9 +10,10 @@ from tower_train.cluster.membership import Membership
 from tower_train.console import enumeration, say
 from tower_train.graph import elements, step_failures, summaries
 from tower_train.graph.record import TrainingGraph
+from tower_train.graph.session import opened
 from tower_train.graph.training import build_step
 from tower_train.proof.towers import compare_towers, is_due
-from tower_train.run import actions, data_check, messages, saving, sessions
+from tower_train.run import actions, data_check, messages, saving
 from tower_train.run.evaluations import Evaluations
 from tower_train.run.hooks import Action, UserHooks
 from tower_train.run.plan import Plan
@@ -54,7 +55,7 @@ def open_training(plan: Plan, membership: Membership, received: Received, user_h
                 graph=graph.graph,
             )
         )
-        training.session = training.watchdog.session = stack.enter_context(sessions.open_session(training))
+        training.session = training.watchdog.session = stack.enter_context(_open_session(training))
         received.free = training.session.close
         user_hooks.session_created(training.session)
         training.actions = _actions(training, stack)
@@ -65,7 +66,7 @@ def _prepare(training: Training, stack: contextlib.ExitStack) -> None:
     """Compares the checkpoint with the graph, the towers with one tower; writes run.json and the first lines."""
     plan, graph = training.plan, training.graph
     drawn = {name: list(each) for name, each in graph.random_numbers._asdict().items()}
-    training.run_json = plan.run_json | {"num_parameters": graph.saved.num_parameters, "random_numbers": drawn}
+    plan.run_json.update(num_parameters=graph.saved.num_parameters, random_numbers=drawn)
     notes = [*plan.notes, *graph.notes]
     if stateful := graph.random_numbers.stateful:
         notes.append(
@@ -80,13 +81,13 @@ def _prepare(training: Training, stack: contextlib.ExitStack) -> None:
     if plan.is_to_be_compared and is_due(plan.config, path, stateful):
         outcome = compare_towers(plan.workload, plan.examples, plan.config, graph)
         notes.append(outcome.line)
-        training.run_json[_COMPARED] = outcome._asdict()
+        plan.run_json[_COMPARED] = outcome._asdict()
     if plan.is_chief:
         checkpoint.remove_leftovers(plan.run_dir.path)  # only now, as a start that fails before changes nothing
         again = set(map(checkpoint.saved_step, training.evaluations.pending))
         plan.run_dir.cut_metrics(plan.steps_done, again)  # drops the records of what will be done again
-        plan.run_dir.write(directory.RUN, training.run_json)
-        lines = messages.opening_lines(plan, training.run_json)
+        plan.run_dir.write(directory.RUN, plan.run_json)
+        lines = messages.opening_lines(plan)
     else:
         lines = [messages.joining_line(plan, training.membership.task)]
     say(*lines, *notes)
@@ -95,7 +96,7 @@ def _prepare(training: Training, stack: contextlib.ExitStack) -> None:
 def _prepare_chief(training: Training, stack: contextlib.ExitStack) -> list[str]:
     """Makes what only the chief has, and plans what it restores; returns lines for the log."""
     plan, graph, config, newest = training.plan, training.graph, training.plan.config, training.plan.checkpoint
-    notes = manifest.check_random_numbers(plan.run_dir.path, plan.before, training.run_json, config.override)
+    notes = manifest.check_random_numbers(plan.run_dir.path, plan.before, plan.run_json, config.override)
     with graph.graph.as_default():
         training.checkpoints = checkpoint.Checkpoints(plan.run_dir.path, graph.saved.variables, config.keep_checkpoints)
         if newest:
@@ -111,7 +112,7 @@ def _prepare_chief(training: Training, stack: contextlib.ExitStack) -> list[str]
     stack.callback(training.evaluations.close)
     notes += training.evaluations.begin(graph.saved.variables)
     if _COMPARED in plan.before:  # stays true, unless this start compares again
-        training.run_json[_COMPARED] = plan.before[_COMPARED]
+        plan.run_json[_COMPARED] = plan.before[_COMPARED]
     return notes
 
 
@@ -125,6 +126,71 @@ def _check_positions(graph: TrainingGraph, path: str) -> None:
             f"in {graph.examples.name}. Go on with as many, or give --override, which begins the data anew, without "
             "the rest of the current epoch."
         )
+
+
+@contextlib.contextmanager
+def _open_session(training: Training) -> Iterator[v1.Session]:
+    """Opens a session in which the variables have the chief's values and the stream is at this worker's position; a
+    lost worker closes it, which frees a step. The graph is final from now on.
+
+    Raises:
+      DataError: the stream is too short for the steps, or its state cannot be saved.
+      RunError: it cannot be moved to its position.
+    """
+    graph, membership, is_chief = training.graph, training.membership, training.plan.is_chief
+    state = graph.stream.state
+
+    def set_variables(session: v1.Session) -> None:
+        # a hook that makes operations in each step would slow all down
+        graph.graph.finalize()
+        membership.session_opened(session)
+        if training.restore:
+            training.restore(session)
+        elif is_chief:
+            session.run([variable.initializer for variable in graph.saved.variables])
+        if graph.saved.broadcast is not None:
+            if state and is_chief:
+                membership.store.hand_out(session.run(state.variables))
+            session.run(graph.saved.broadcast)  # the checkpoint may be on the chief's disk only
+            if state and not is_chief:  # each worker goes on with its own data
+                session.run([variable.initializer for variable in state.variables])
+                saving.assign(session, [state.variables[state.worker]], [membership.store.fetch()])
+
+    with opened(graph, set_variables, membership.target) as session:
+        if state:  # else the stream has begun at `examples_seen`
+            _begin_stream(session, graph, training.plan.last_step)
+        yield session
+
+
+def _begin_stream(session: v1.Session, graph: TrainingGraph, last_step: int) -> None:
+    """Moves a graph's iterator to the checkpoint's position, and makes sure that its state can be saved."""
+    # before the first step: a run that cannot be saved should not train for hours
+    state, name = graph.stream.state, graph.examples.name
+    length, needed = int(session.run(state.length)), last_step * graph.layout.global_batch
+    if 0 <= length < needed:
+        raise errors.DataError(
+            f"{name}: its dataset ends after {length} examples, and this run takes {needed}. Make it endless with "
+            ".repeat()."
+        )
+    for op, kind, problem, advice in (
+        (
+            state.resume,
+            errors.RunError,
+            "cannot be put where the checkpoint says",
+            "Make it by the same steps as when the run began, or give another --train_dir.",
+        ),
+        (
+            state.write,
+            errors.DataError,
+            "cannot be saved in a checkpoint",
+            "No such run is resumed: tf.data saves neither Python generators and functions nor stateful operations. "
+            "Use tf.random.stateless_* and the like, or data that is fetched by index.",
+        ),
+    ):
+        try:
+            session.run(op)
+        except tf.errors.OpError as error:
+            raise kind(f"{name}: its dataset {problem} ({errors.reason(error)}). {advice}") from None
 
 
 def _actions(training: Training, stack: contextlib.ExitStack) -> list[Action]:

@@ -26,7 +26,7 @@ class Plan:
     step: StepPlan
     run_dir: directory.RunDirectory
     before: dict  # run.json of the last start; empty for a new run
-    run_json: dict  # of this start; the graph adds its number of parameters, and more
+    run_json: dict  # of this start; open_training adds what the graph and the comparison of its towers tell
     is_chief: bool
     checkpoint: str | None  # the chief's path to begin at; None for a new run, and in other workers
     steps_done: int  # by earlier starts

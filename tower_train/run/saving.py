@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -9,7 +10,6 @@ from tower_train import errors
 from tower_train.console import enumeration, say
 from tower_train.examples import Examples
 from tower_train.graph.record import TrainingGraph
-from tower_train.run import sessions
 from tower_train.run.hooks import Action
 from tower_train.run.results import save_error
 from tower_train.run.training import Training
@@ -89,7 +89,7 @@ class Saver(Action):
             session.run(state.write)
             # the other workers have positions of their own
             if store:
-                sessions.assign(session, state.variables[1:], store.collect(step))
+                assign(session, state.variables[1:], store.collect(step))
         return self._training.checkpoints.save(session, step)
 
     def _evaluate(self, path: str) -> None:
@@ -136,6 +136,12 @@ class SendPosition(Action):
     def end(self, step):
         if step != self._sent_step:
             self(step, None)
+
+
+def assign(session: v1.Session, variables: Sequence[tf.Variable], values: Sequence[bytes]) -> None:
+    """Gives variables values; the graph may be final."""
+    for variable, value in zip(variables, values, strict=True):
+        session.run(variable.initializer, {variable.initializer.inputs[1]: value})
 
 
 def _check_variables(session: v1.Session, graph: TrainingGraph, step: int) -> None:

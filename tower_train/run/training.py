@@ -30,7 +30,6 @@ class Training:
         self.plan, self.graph, self.membership, self.received = plan, graph, membership, received
         self.user_hooks = user_hooks
         # filled by open_training, in the order in which it can make them:
-        self.run_json: dict = {}  # of this start
         self.checkpoints: checkpoint.Checkpoints | None = None  # the chief's
         # sets all variables from the chief's checkpoint; None for initial values, and in other workers
         self.restore: Callable[[v1.Session], None] | None = None
