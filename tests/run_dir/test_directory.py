@@ -189,6 +189,7 @@ WRONG = [  # (file, field, its value, words of what is allowed)
     ("run.json", "config.ema", "0.9", "a number"),
     ("run.json", "config.deterministic", "yes", "true or false"),
     ("result.json", "evaluation.step", "5", "a whole number"),
+    ("result.json", "train_evaluation", [], "an object"),
     ("best.json", "best.value", True, "a number"),
 ]
 

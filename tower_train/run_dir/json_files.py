@@ -52,7 +52,7 @@ _FIELDS = {
         "config.validation_fraction?": int | float,
         "config.eval_every_steps?": int,
     },
-    RESULT: {"step?": int, "evaluation.step?": int, "validation.step?": int},
+    RESULT: {"step?": int, "evaluation.step?": int, "validation.step?": int, "train_evaluation.step?": int},
     BEST: {
         "metric": str,
         "mode": str,
