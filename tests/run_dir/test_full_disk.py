@@ -106,6 +106,11 @@ def test_no_save_is_made_in_a_train_dir_that_was_taken_away_until_it_is_back(und
     assert not run.exists()
 
 
+def test_a_run_whose_run_json_is_removed_meanwhile_ends_with_its_result(tmp_path):
+    result = jobs.train_toy(tmp_path, [jobs.At({2: lambda _: (tmp_path / "run.json").unlink()})], max_steps=4, **EVERY)
+    assert result.step == 4 and jobs.read_json(tmp_path, "result.json")["stopped_by"] == "last step"
+
+
 def test_a_directory_that_was_deleted_and_taken_over_is_left_to_the_new_trainer(tmp_path):
     mine, others = directory.RunDirectory(tmp_path / "run"), directory.RunDirectory(tmp_path / "run")
     with mine.locked():

@@ -178,6 +178,7 @@ class Profile(Action):
     def __init__(self, training: Training):
         first, self._last = training.plan.config.profile_steps or (0, 0)
         self._training, self._first, self._is_on = training, max(first, training.step + 1), False
+        self._folder = str(training.plan.run_dir.path)
 
     def begin(self):  # a profile begins after the step before its first one, which may be of an earlier start
         if self.is_due(self._training.step):
@@ -200,10 +201,6 @@ class Profile(Action):
                 f"--logdir={self._folder}` with tensorboard-plugin-profile installed."
             )
         self._is_on = False
-
-    @property
-    def _folder(self) -> str:
-        return str(self._training.plan.run_dir.path)
 
     def _succeeds(self, what: str, function: Callable, *args) -> bool:
         try:

@@ -29,7 +29,7 @@ class Evaluations:
         self._evaluators: dict[str, Evaluator] = {}  # by split
         self._split = TEST  # on which checkpoints are chosen
         self.pending: list[str] = []  # paths of checkpoints to evaluate before the first step
-        self._last: dict[str, Evaluation] = {}
+        self.last: dict[str, Evaluation] = {}  # by split
         self._writers: dict[str, logs.EventWriter] = {}
         self._has_warned = False  # of overfitting
 
@@ -105,12 +105,12 @@ class Evaluations:
         # test examples are looked at once, unless checkpoints are chosen on them
         is_last = checkpoint.saved_step(path) >= self._plan.last_step
         due = [split for split in self._evaluators if split in (self._split, TRAIN) or is_last]
-        self._last = {split: self._evaluators[split].evaluate(path, after_batch) for split in due}
+        self.last = {split: self._evaluators[split].evaluate(path, after_batch) for split in due}
         lines = []
         for split in [split for split in due if split != TRAIN]:
             self._write_curves(split, split, "")
-            lines += report.evaluation_lines(self._last[split])
-        evaluation, on_training = self._last[self._split], self._last[TRAIN]
+            lines += report.evaluation_lines(self.last[split])
+        evaluation, on_training = self.last[self._split], self.last[TRAIN]
         self._write_curves(TRAIN, self._split, "train ")
         lines += report.comparison_lines(on_training, evaluation)
         if not self._has_warned and (warning := report.overfitting(on_training, evaluation)):
@@ -120,8 +120,8 @@ class Evaluations:
 
     def closing_lines(self, step: int, training_secs: float | None) -> list[str]:
         """Returns lines about the best weights and the last, these on the test examples if possible."""
-        split = TEST if TEST in self._last else self._split
-        lines, last = self.best.closing_lines(self._split), self._last.get(split)
+        split = TEST if TEST in self.last else self._split
+        lines, last = self.best.closing_lines(self._split), self.last.get(split)
         if last and last.step == step:
             name, metric = next(iter(last.metrics.items()))
             trained = f", after {training_secs:.1f} s of training" if training_secs else ""
@@ -129,18 +129,13 @@ class Evaluations:
         return lines
 
     @property
-    def as_results(self) -> dict[str, Evaluation]:
-        """The last evaluations, by their names in result.json."""
-        return {RESULT_NAMES[split]: evaluation for split, evaluation in self._last.items()}
-
-    @property
     def record(self) -> dict[str, float | None]:
         """The last evaluation's record in metrics.jsonl, by the names that Keras' History has."""
-        evaluation = self._last[self._split]
+        evaluation = self.last[self._split]
         examples = evaluation.step * self._config.global_batch
         record = {"step": evaluation.step, "epoch": examples / self._trained_on.num_examples}
         for prefix, split in ((OF_EVALUATION, self._split), ("train_", TRAIN)):
-            for name, metric in self._last[split].metrics.items():
+            for name, metric in self.last[split].metrics.items():
                 record[prefix + name] = metric.mean if math.isfinite(metric.mean) else None  # JSON has no NaN
         return record
 
@@ -148,7 +143,7 @@ class Evaluations:
         """Adds a point to the curves of a split's evaluation, in the event files of the evaluations of a split."""
         if beside not in self._writers:
             self._writers[beside] = logs.EventWriter(self._run_dir.path, curves_folder(beside))
-        write_curves(self._writers[beside], self._last[split], prefix)
+        write_curves(self._writers[beside], self.last[split], prefix)
 
     def _open(self) -> None:
         """Makes evaluators, each with its graph: on the examples to choose on, on the test examples at the end, and on

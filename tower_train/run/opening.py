@@ -118,7 +118,7 @@ def _prepare_chief(training: Training, stack: contextlib.ExitStack) -> list[str]
 
 def _check_positions(graph: TrainingGraph, path: str) -> None:
     """Raises RunError if the positions in a checkpoint are of another number of workers."""
-    names = checkpoint.variable_names(path)
+    names = checkpoint.reader(path).get_variable_to_shape_map()
     saved_by = set(filter(None, map(elements.saved_by, names))) if graph.stream.state else set()
     if saved_by and graph.layout.num_workers not in saved_by:
         raise errors.RunError(

@@ -130,14 +130,12 @@ def _newest_checkpoint(run_dir: directory.RunDirectory, is_known: bool, override
     need not be.
     """
     newest = checkpoint.latest(run_dir.path)
-    if not newest:
-        return None, []
-    if not is_known and not override:
+    if newest and not is_known and not override:
         raise errors.RunError(
             f"--train_dir={run_dir.path} holds a checkpoint ({newest}) but no {directory.RUN}: it is no run of this "
             "program. Give another directory, or --override to start from that checkpoint."
         )
-    return checkpoint.newest_intact(run_dir.path)
+    return checkpoint.newest_intact(run_dir.path) if newest else (None, [])
 
 
 def _check_elastic(examples: Examples, config: Config) -> None:

@@ -9,6 +9,7 @@ from tower_train import errors
 from tower_train.cluster.rendezvous import RESIZED as ANOTHER_SIZE
 from tower_train.inference import curves
 from tower_train.inference.evaluator import Evaluation
+from tower_train.inference.saved_run import RESULT_NAMES
 from tower_train.run_dir import directory
 
 
@@ -68,18 +69,18 @@ class Result:
 
 
 def write(
-    run_dir: directory.RunDirectory, result: Result, evaluations: Mapping[str, Evaluation]
+    run_dir: directory.RunDirectory, started: str, result: Result, evaluations: Mapping[str, Evaluation]
 ) -> errors.UserError | None:
-    """Writes result.json; returns the result's failure, or else the failure to write."""
+    """Writes result.json; returns the result's failure, or else the failure to write. started: of run.json, which shows
+    that this start ended; evaluations: the last ones, by split."""
     try:
         run_dir.check_held()
-        before = run_dir.read(directory.RESULT)
-        # an evaluation that was made up for may be of an earlier step than that in the file
-        steps = {name: before.get(name, {}).get("step", 0) for name in evaluations}
-        changed = {
-            name: each.as_dict() for name, each in evaluations.items() if not each.step < steps[name] <= result.step
-        }
-        changed["started"] = run_dir.read(directory.RUN)["started"]  # which shows that this start ended
+        before, changed = run_dir.read(directory.RESULT), {"started": started}
+        for split, evaluation in evaluations.items():
+            name = RESULT_NAMES[split]
+            # one that was made up for may be of an earlier step than that in the file
+            if not evaluation.step < before.get(name, {}).get("step", 0) <= result.step:
+                changed[name] = evaluation.as_dict()
         # a start without steps keeps the earlier result, such as its rate
         if result.training_secs is not None or before.get("step") != result.step:
             changed |= result.as_dict()

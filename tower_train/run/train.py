@@ -169,7 +169,7 @@ def conclude(training: Training, result: Result) -> Result:
     if plan.is_chief and result.reason is StopReason.RESIZED:
         failure = None  # a save that failed costs the steps since the one before
     elif plan.is_chief:
-        failure = results.write(plan.run_dir, result, evaluations.as_results)
+        failure = results.write(plan.run_dir, plan.run_json["started"], result, evaluations.last)
         if not failure or isinstance(failure, errors.SaveError | errors.EvaluationError):
             path = plan.run_json["config"]["workload"]
             say(*messages.closing_lines(result, plan.last_step, path, evaluations))

@@ -122,8 +122,9 @@ class Checkpoints:
           RunError: the checkpoint cannot be read, or lacks variables, or has them in another shape or type; with
             override only if it holds nothing of this network.
         """
-        shapes, dtypes = _shapes_and_dtypes(path)
-        step = _reader(path).get_tensor("global_step") if shapes.get("global_step") == [] else None
+        opened = reader(path)
+        shapes, dtypes = opened.get_variable_to_shape_map(), opened.get_variable_to_dtype_map()
+        step = opened.get_tensor("global_step") if shapes.get("global_step") == [] else None
         if step not in (None, saved_step(path)) and not override:
             raise errors.RunError(
                 f"{path} holds step {step}. Give its files the name that they had, or move them away."
@@ -153,16 +154,10 @@ class Checkpoints:
         return restore_all, list(others)
 
 
-def variable_names(path: str) -> list[str]:
-    """Returns the names of a checkpoint's variables; RunError if it cannot be read."""
-    return sorted(_shapes_and_dtypes(path)[0])
-
-
-def _shapes_and_dtypes(path: str) -> tuple[dict, dict]:
-    """Returns {variable's name: shape} and {name: dtype}; RunError if the checkpoint cannot be read."""
+def reader(path: str):
+    """Opens a checkpoint, as tf.train.load_checkpoint does; RunError if it cannot be read."""
     try:
-        reader = _reader(path)
-        return reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+        return _reader(path)
     except (tf.errors.OpError, ValueError, OSError) as error:
         raise errors.RunError(f"checkpoint {path} cannot be read: {errors.reason(error)}.") from None
 
@@ -223,9 +218,9 @@ def newest_intact(train_dir: pathlib.Path) -> tuple[str, list[str]]:
 def damage(path: str) -> str | None:
     """Reads every tensor of a checkpoint, which compares all checksums; returns the damage, None if there is none."""
     try:
-        reader = _reader(path)
-        for name in reader.get_variable_to_shape_map():
-            reader.get_tensor(name)
+        opened = _reader(path)
+        for name in opened.get_variable_to_shape_map():
+            opened.get_tensor(name)
     except Exception as error:  # damage raises OpError, IndexError, MemoryError ...
         return _missing(path) or errors.reason(error)
     return None
