@@ -139,5 +139,5 @@ class TestTowers:
         built = evaluation_graph(workload, data, 4, "float32", 0, placed)
         with v1.Session(graph=built.graph, config=placed.session_config) as session:
             session.run(built.stream_initializer)
-            found = np.concatenate([session.run(built.metrics)["drawn"] for _ in range(built.num_steps)])
+            found = np.concatenate([session.run(built.fetches["metrics"])["drawn"] for _ in range(built.num_steps)])
         np.testing.assert_array_equal(found, expected("evaluation random_uniform 0", range(40), 3)[:, 2])

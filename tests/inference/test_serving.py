@@ -99,7 +99,7 @@ def test_the_exported_network_gives_the_bits_of_evaluation(run, paths, batch, ha
     with built.graph.as_default(), v1.Session(config=placed.session_config) as session:
         v1.train.Saver(built.restored).restore(session, tf.train.latest_checkpoint(str(run)))
         session.run(built.stream_initializer)
-        steps = [session.run(built.metrics) for _ in range(6 // batch)]
+        steps = [session.run(built.fetches["metrics"]) for _ in range(6 // batch)]
     for step, images in zip(steps, np.split(pixels(paths)[: 6 // batch * batch], len(steps)), strict=True):
         found = exported(features=tf.constant(images))["logits"].numpy()
         assert np.stack([step[str(k)] for k in range(2)], axis=1).tobytes() == found.tobytes()
@@ -128,7 +128,7 @@ def test_each_tower_of_an_evaluation_is_compiled(run):
     metadata = v1.RunMetadata()
     with v1.Session(graph=built.graph, config=placed.session_config) as session, built.graph.as_default():
         session.run([v1.global_variables_initializer(), built.stream_initializer])
-        session.run(built.loss, options=v1.RunOptions(output_partition_graphs=True), run_metadata=metadata)
+        session.run(built.fetches["loss"], options=v1.RunOptions(output_partition_graphs=True), run_metadata=metadata)
     launches = [node.device for graph in metadata.partition_graphs for node in graph.node if node.op == "_XlaRun"]
     assert {device.rpartition(":")[2] for device in launches} == {"0", "1"}
 

@@ -40,15 +40,11 @@ class EvaluationGraph:
     """A built evaluation graph."""
 
     graph: tf.Graph
-    number: tf.Tensor  # the number of examples of this step
-    metrics: dict[str, tf.Tensor]  # {name: float [examples of this step]}
-    # scalar, the sum over the examples of this step; None if the loss does not take the network's outputs
-    loss: tf.Tensor | None
-    # (outputs, labels) of the examples of this step, for metrics of a whole set; None if there are none
-    whole: tuple[Tensors, Tensors] | None
-    # int64 [examples of this step]; None if labels are not classes, or outputs not one per class
-    predictions: tf.Tensor | None
-    labels: tf.Tensor | None
+    # of the examples of a step: `number`; `metrics`, {name: float [examples]}; and if there are any
+    #   loss: scalar, the sum over examples; if the loss takes the network's outputs
+    #   whole: (outputs, labels), for metrics of a whole set
+    #   predictions, labels: int64 [examples]; if labels are classes, and outputs one per class
+    fetches: dict[str, Tensors]
     has_classes: bool  # whether outputs are [batch, classes]
     restored: dict[str, tf.Variable]  # {name in the checkpoint: variable}
     stream_initializer: tf.Operation  # starts at the first example
@@ -92,19 +88,21 @@ def evaluation_graph(
             xla.prepare(graph, devices.session_config)
 
         towers.check_classes(workload, examples, outputs[0], workload.metrics)
-        predictions = classes = None
+        fetches = {
+            "number": tf.reduce_sum(tf.cast(tf.concat(stream.counted, axis=0), tf.int64)),
+            "metrics": {name: stream.gathered([metrics[name] for metrics in by_tower]) for name in by_tower[0]},
+        }
+        if None not in losses:
+            fetches["loss"] = tf.add_n(losses)
+        if not callable(workload.metrics):
+            fetches["whole"] = stream.gathered(outputs), stream.gathered(labels)
         has_classes = network.are_of_classes(outputs[0], examples)
         if has_classes and tf.is_tensor(labels[0]) and labels[0].shape.rank == 1:
-            predictions = stream.gathered([tf.argmax(output, axis=-1) for output in outputs])
-            classes = stream.gathered([tf.cast(batch, tf.int64) for batch in labels])
+            fetches["predictions"] = stream.gathered([tf.argmax(output, axis=-1) for output in outputs])
+            fetches["labels"] = stream.gathered([tf.cast(batch, tf.int64) for batch in labels])
         return EvaluationGraph(
             graph=graph,
-            number=tf.reduce_sum(tf.cast(tf.concat(stream.counted, axis=0), tf.int64)),
-            metrics={name: stream.gathered([metrics[name] for metrics in by_tower]) for name in by_tower[0]},
-            loss=None if None in losses else tf.add_n(losses),
-            whole=None if callable(workload.metrics) else (stream.gathered(outputs), stream.gathered(labels)),
-            predictions=predictions,
-            labels=classes,
+            fetches=fetches,
             has_classes=has_classes,
             restored=network.variables_to_restore(moving_average_decay),
             stream_initializer=stream.initializer,

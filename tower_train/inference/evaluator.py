@@ -141,7 +141,7 @@ class Evaluator:
         # A dataset in its own order may hold fewer or more examples than it should.
         totals = self._count(self._session, self.built.num_steps + bool(self.examples.elements), after_batch)
         self._check_count(totals.count, " or more")
-        names = self.examples.class_names if self.built.predictions is not None else ()
+        names = self.examples.class_names if "predictions" in self.built.fetches else ()
         numbers, matrix = range(len(names)), None
         if 0 < len(names) <= _MOST_CLASSES:
             matrix = [[totals.pairs.get((true, predicted), 0) for predicted in numbers] for true in numbers]
@@ -167,11 +167,8 @@ class Evaluator:
 
     def _count(self, session: v1.Session, most_steps: int, after_batch=lambda *_: None) -> "_Totals":
         """Returns the totals over a number of steps, or fewer if the examples end."""
-        built, totals = self.built, _Totals({name: [0.0, True] for name in self.built.metrics})
-        fetches = {"metrics": built.metrics, "number": built.number}
-        fetches |= {} if built.predictions is None else {"labels": built.labels, "predictions": built.predictions}
-        fetches |= {} if built.loss is None else {"loss": built.loss}
-        fetches |= {"whole": built.whole} if built.whole else {}
+        fetches = self.built.fetches
+        totals = _Totals({name: [0.0, True] for name in fetches["metrics"]})
         session.run(self._prepare)
         self._whole.reset()
         for _ in range(most_steps):
@@ -185,9 +182,9 @@ class Evaluator:
                 totals.sums[name][1] &= bool(np.isin(per_example, (0, 1)).all())
             totals.count += int(values["number"])
             totals.loss += float(values.get("loss", math.nan))
-            if built.whole:
+            if "whole" in values:
                 self._whole.add(*values["whole"])
-            if built.predictions is not None:
+            if "predictions" in values:
                 self.examples.check_labels(values["labels"])
                 classes, predicted = (values[name].ravel().tolist() for name in ("labels", "predictions"))
                 totals.pairs.update(zip(classes, predicted, strict=True))
@@ -202,11 +199,11 @@ class Evaluator:
         for name, (total, is_proportion) in totals.sums.items():
             interval = wilson_interval(total, count) if is_proportion else (None, None)
             metrics[name] = Metric(total / count, *interval, metric_mode(name))
-        if self.built.whole:
+        if "whole" in self.built.fetches:
             results = self._whole.results().items()
             metrics = {name: Metric(value, mode=metric_mode(name) or mode) for name, (value, mode) in results}
             check_modes(self._workload, metrics)
-        if self.built.loss is not None and LOSS not in metrics:
+        if "loss" in self.built.fetches and LOSS not in metrics:
             metrics[LOSS] = Metric(totals.loss / count, mode=MIN)
         return metrics
 

@@ -38,12 +38,12 @@ def hardest(run: SavedRun, count: int = _SHOWN) -> tuple[int, str, list[Hard]]:
     placed, rows = devices.place(DeviceOptions(device="cpu")), []
     # One example a step: the loss of a step is the example's.
     built = evaluation_graph(workload, sample, 1, run.dtype, run.moving_average_decay, placed)
-    if built.loss is None:
+    if "loss" not in built.fetches:
         raise errors.ConfigError("the loss takes more than the outputs of an evaluation and labels.")
     with run.session(built.graph, built.restored, placed) as session:
         session.run(built.stream_initializer)
         for _ in range(built.num_steps):
-            loss, pair = session.run((built.loss, built.whole))
+            loss, pair = session.run((built.fetches["loss"], built.fetches["whole"]))
             rows.append((np.inf if np.isnan(loss) else float(loss), *(tf.nest.map_structure(lambda a: a[0], pair))))
     order = sorted(range(len(rows)), key=lambda i: -rows[i][0])[:count]
     features = sample.first(max(order) + 1)[0] if sample.elements else sample.subset(np.array(order)).first(count)[0]

@@ -25,24 +25,8 @@ v1 = tf.compat.v1
 _MOST_MS = 600_000  # of a step: towers may wait for a mean that some do not take
 _SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank"})
 _REDUCTIONS = frozenset(
-    {
-        "Mean",
-        "Sum",
-        "Max",
-        "Min",
-        "Prod",
-        "Softmax",
-        "LogSoftmax",
-        "Cumsum",
-        "TopKV2",
-        "Unique",
-        "L2Loss",
-        "EuclideanNorm",
-        "FusedBatchNormV3",
-        "Any",
-        "All",
-        "LogSumExp",
-    }
+    "All Any Cumsum EuclideanNorm FusedBatchNormV3 L2Loss LogSoftmax LogSumExp Max Mean Min Prod Softmax Sum TopKV2 "
+    "Unique".split()
 )
 _KEEPING = ("LookupTable", "Queue", "Stack", "OrderedMap", "Barrier", "Stage", "Unstage")
 _CALLS_PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})

@@ -79,7 +79,7 @@ class Evaluations:
             if split != TRAIN:  # a network that trains on these can evaluate them
                 each.try_out(trained)
         lines = self.best.compare_by(*evaluator.first_metric)
-        if evaluator.built.loss is None:
+        if "loss" not in evaluator.built.fetches:
             lines.append(
                 "*** Evaluations have no loss: the workload's loss does not take what the network returns in them."
             )
