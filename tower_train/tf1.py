@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import importlib.util
 import os
-import runpy
+import pathlib
 import sys
 import traceback
 import types
@@ -102,8 +102,11 @@ def _run(asked, program, find) -> int:
     sys.argv[:] = [asked.program, *asked.arguments]
     is_there = not getattr(sys.flags, "safe_path", False)  # the current folder, which the program's replaces
     sys.path[:is_there] = [os.path.dirname(os.path.abspath(asked.program))]
+    # not by runpy, under which a program's __package__ is no longer None, as some ask
+    sys.modules["__main__"] = module = types.ModuleType("__main__")
+    module.__file__ = asked.program
     try:
-        runpy.run_path(asked.program, run_name="__main__")
+        exec(compile(pathlib.Path(asked.program).read_bytes(), asked.program, "exec"), vars(module))
     except KeyboardInterrupt as error:
         if workers.is_initialized():  # Horovod's, which would wait for this one
             workers.current().shutdown(error)
@@ -111,7 +114,7 @@ def _run(asked, program, find) -> int:
     except Exception as error:
         trace = error.__traceback__
         while trace and trace.tb_next and not source.is_of_program(trace.tb_frame.f_code.co_filename):
-            trace = trace.tb_next  # of this file and of runpy
+            trace = trace.tb_next  # of this file
         if isinstance(error, views.NoSuchName | views.NoSuchModule):
             own = [each for each in traceback.extract_tb(trace) if source.is_of_program(each.filename)][-1]
             error.args = (f"{own.filename}:{own.lineno}: {error}",)

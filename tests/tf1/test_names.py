@@ -26,6 +26,7 @@ from tensorflow.core.framework import node_def_pb2
 from tensorflow.python.framework import ops
 from tensorflow.python.ops.variables import VariableV1
 import tensorflow as tf
+assert __package__ is None  # as in a program that Python itself runs
 registers = ops.register_tensor_conversion_function is tf.register_tensor_conversion_function
 print(registers, VariableV1 is tf.Variable)
 """

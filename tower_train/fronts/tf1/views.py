@@ -114,6 +114,7 @@ def prepare_machine(num_shown_gpus: int) -> None:
     compat.open_sessions_by(_configuration)
     if num_shown_gpus:
         compat.show_gpus(num_shown_gpus)
+    np.set_printoptions(legacy="1.25")  # prints 0.5, not np.float64(0.5)
     for name, value in names.OF_NUMPY.items():
         vars(np).setdefault(name, value)
 
