@@ -91,6 +91,27 @@ def test_the_step_of_keras_guide_trains_and_reports_what_keras_does(float64):
     assert_same(trained, 1e-9)
 
 
+class Penalised(keras.Sequential):
+    """A penalty for each weight by its gradient, which all towers have: as many rows as a tower has examples."""
+
+    def train_step(self, data):
+        x, y = data
+        kernel = self.layers[0].kernel  # [4, 3]
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+            penalty = inner.gradient(loss, kernel) ** 2
+        weights = self.trainable_weights
+        self.optimizer.apply_gradients(zip(tape.gradient([loss, penalty], weights), weights, strict=True))
+        return {"mse": loss}
+
+
+def test_penalties_of_weights_are_added_up_once_and_not_in_each_tower(float64):
+    x, y = np.split(np.random.default_rng(0).normal(size=[8, 7]), [4], axis=1)
+    build = lambda: Penalised([keras.Input([4]), layers.Dense(3, "tanh")])  # noqa: E731
+    assert_same(fit_both(build, 2, {"optimizer": "sgd", "loss": "mse"}, x, y, batch_size=8, epochs=3), 1e-12)
+
+
 class OfKeras(keras.Model):
     """Keras' own step, called by the model's: on the parts of a batch."""
 

@@ -127,15 +127,15 @@ class Step(meeting.Towers):
                     "program must do the same in each tower; what is to happen once belongs into steps.once(function)."
                 )
         of_rows = functools.partial(self.whole.is_of_rows, self.towers[0])
-        same = [k for k, (_, value) in assigned.items() if k in self._known and not of_rows(value)]  # moving averages
-        averaged = [key for key, (_, value) in assigned.items() if value.dtype.is_floating and key not in same]
-        others = [key for key in assigned if key not in (*same, *averaged)]
+        values = {key: value for key, (_, value) in assigned.items()}
+        same = [key for key, value in values.items() if key in self._known and not of_rows(value)]  # moving averages
+        averaged = [key for key, value in values.items() if value.dtype.is_floating and key not in same]
+        others = [key for key in values if key not in (*same, *averaged)]
         means = self.whole.means([[each[key][1] for key in averaged] for each in per_tower])
-        firsts = self._exchange.first([assigned[key][1] for key in others])
-        values = [*(assigned[key][1] for key in same), *means, *firsts]
-        for key, value in zip([*same, *averaged, *others], values, strict=True):
-            variable, of_first = assigned[key]
-            variable.assign(value)
+        values |= zip(averaged, means, strict=True)
+        values |= zip(others, self._exchange.first([values[key] for key in others]), strict=True)
+        for key, (variable, of_first) in assigned.items():
+            variable.assign(values[key])
             if self.whole.count > 1 and key not in self._known and of_rows(of_first):
                 what = "the mean of what the towers assign" if key in averaged else "what the first tower assigns"
                 console.notice_once(
