@@ -13,7 +13,6 @@ import dataclasses
 import hashlib
 import os
 import pathlib
-import stat
 from collections.abc import Sequence
 from concurrent import futures
 
@@ -93,12 +92,10 @@ def examples(directory: str | os.PathLike, split: str, name: str) -> Examples:
 
 def _count_records(path) -> int:
     try:
-        status = os.stat(path)
+        with files.open_regular(path) as file:
+            count, rest = divmod(os.fstat(file.fileno()).st_size, RECORD_BYTES)
     except OSError as error:
         raise errors.DataError(f"{path}: cannot be read: {error.strerror}.") from None
-    if not stat.S_ISREG(status.st_mode):
-        raise errors.DataError(f"{path}: is not a file; expected records of {RECORD_BYTES} bytes.")
-    count, rest = divmod(status.st_size, RECORD_BYTES)
     if rest:
         raise errors.DataError(
             f"{path}: record {count} at byte offset {count * RECORD_BYTES} is cut off after {rest} bytes; every record "

@@ -61,7 +61,7 @@ def _replace_by_folder(path):
         (_spoil_label, "record 1003 at byte offset 3082219 has label 10; labels are 0 to 9"),
         (lambda path: path.write_bytes(b""), "is empty; expected at least one record of 3073 bytes"),
         (pathlib.Path.unlink, "cannot be read: No such file"),
-        (_replace_by_folder, "is not a file"),
+        (_replace_by_folder, "cannot be read: Is a directory"),
     ],
 )
 def test_damage_is_told_with_its_place(tmp_path, damage, text):

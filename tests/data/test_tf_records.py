@@ -105,7 +105,7 @@ def test_a_damaged_record_is_named_by_file_and_offset(damage, offset, folder):
         ([], "toy: no files are named"),
         ("empty", "toy: .*empty hold no records"),
         ("folder", "folder: cannot be read: "),
-        ("pipe", "pipe: cannot be read: it is no file of bytes on a disk"),
+        ("pipe", "pipe: cannot be read: it is no regular file"),
         ("of ZLIB", r"of ZLIB: is compressed \(ZLIB\)"),
     ],
 )

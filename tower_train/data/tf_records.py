@@ -12,7 +12,6 @@ import glob
 import hashlib
 import inspect
 import os
-import stat
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent import futures
@@ -158,19 +157,15 @@ def _scan(path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns Index's offsets, lengths and checksums of the records of one file."""
     offsets, lengths, checksums, offset = [], [], [], 0
     try:
-        status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):
-            raise errors.DataError(f"{path}: cannot be read: it is no file of bytes on a disk.")
-        records = inspect.unwrap(tf.compat.v1.io.tf_record_iterator)(path)  # without its lines on deprecation
-        with open(path, "rb", buffering=0) as file:
-            while offset < status.st_size:
+        with files.open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            records = inspect.unwrap(tf.compat.v1.io.tf_record_iterator)(path)  # without its lines on deprecation
+            while offset < size:
                 length = int.from_bytes(os.pread(file.fileno(), 8, offset), "little")
                 following = offset + _HEADER + length + _FOOTER
                 # TensorFlow ends the process at a length that no memory can hold.
-                if (
-                    max(following - status.st_size, length - files.MOST_BYTES) > 0
-                    or (content := next(records, None)) is None
-                ):
+                is_possible = following <= size and length <= files.MOST_BYTES
+                if not is_possible or (content := next(records, None)) is None:
                     raise tf.errors.DataLossError(None, None, "")
                 offsets.append(offset + _HEADER)
                 lengths.append(length)
