@@ -34,6 +34,7 @@ CHANGES = {
     "the greatest": lambda x: tf.argmax(x, -1),
     "as a diagonal": lambda x: tf.linalg.diag(x),
     "broadcast": lambda x: x[:, 0, 0] + tf.ones([3, 1]),
+    "for each of two": lambda x: tf.broadcast_to(x, tf.concat([[2], tf.shape(x)], 0)),
     "unpacked": lambda x: tf.unstack(x, LENGTH, axis=1)[2],
     "of the weights": lambda x: tf.ones([6, 6]) @ tf.ones([6, 6]),
     "a covariance": lambda x: tf.matmul(x[:, 0], x[:, 0], transpose_a=True),

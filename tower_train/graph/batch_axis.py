@@ -46,6 +46,8 @@ def _axis(tensor: tf.Tensor, known: Axes) -> int | None:
     axis = known[source.name]
     if op.type == "Reshape":
         return _reshaped(source.shape, tensor.shape, axis)
+    if op.type == "BroadcastTo":
+        return axis + rank - source.shape.rank
     # of a variable the rows are looked up; they have further axes behind those of their indices
     if op.type == "ResourceGather" or (rank == source.shape.rank and op.type not in _REARRANGING):
         return axis
