@@ -133,7 +133,8 @@ def test_imagenets_weights_of_an_efficientnet_are_prepared_for_from_a_file_as_by
         keras.backend.clear_session()
         theirs = keras.applications.EfficientNetB0(weights="imagenet", **shape)
         keras.backend.clear_session()
-        ours = applications._base("EfficientNetB0", SIZE, str(path), "")
+        options = image_folder.FolderOptions(network="EfficientNetB0", image_size=SIZE, weights=str(path))
+        ours = applications._base(options, options.weights)
         return [np.asarray(each(images, training=False)) for each in (theirs, ours)]
 
     monkeypatch.setattr(module.file_utils, "get_file", lambda *args, **options: str(path))

@@ -1,4 +1,7 @@
-"""The networks of keras.applications for image workloads, with loaded weights and a new classifier on top."""
+"""The networks of keras.applications for image workloads, with loaded weights and a new classifier on top.
+
+Options are those of image_folder.
+"""
 
 import difflib
 import functools
@@ -13,6 +16,7 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.fronts.keras_building import build_isolated
 from tower_train.fronts.keras_network import keras_network
+from tower_train.options import Options
 
 NAMES = tuple(
     name
@@ -24,33 +28,19 @@ _IMAGENET_DEVIATIONS = np.array([0.229, 0.224, 0.225], np.float32)  # of colours
 _FLATTENING = ("VGG16", "VGG19")  # their own classifiers see every pixel of the last feature map, not the mean
 
 
-def network(
-    name: str,
-    image_size: int,
-    weights: str,
-    freeze_until: str,
-    num_classes: int,
-    freeze_epochs: float = 0.0,
-    unfreeze_rate: float = 1.0,
-):
-    """Makes the `inference` of a network of keras.applications with a new softmax layer named `classifier` on top.
+def network(options: Options, num_classes: int):
+    """Makes the `inference` of --network with a new softmax layer named `classifier` on top.
 
     The layer gets the last feature map: flattened for VGG16 and VGG19 (Simonyan and Zisserman 2015, table 1), else its
-    mean over pixels.
-
-    Args:
-      weights: a file written by Keras (.weights.h5, or .h5 as published for `include_top=False`), 'imagenet' for Keras'
-        own, or 'none'.
-      freeze_until: the last layer that is not trained; empty to train all.
-      freeze_epochs: epochs in which only the classifier is trained; if above 0, batch normalisation is never.
-      unfreeze_rate: factor of the other layers' learning rate after them.
+    mean over pixels. With --freeze_epochs, batch normalisation is never trained.
 
     When it is called it raises ConfigError for images too small for the network, no such layer, missing weights or
     weights of another network.
     """
+    name, freeze_epochs = options.network, options.freeze_epochs
 
     def build(weights: str) -> keras.Model:
-        base = _base(name, image_size, weights, freeze_until)
+        base = _base(options, weights)
         for layer in base.layers if freeze_epochs else ():  # its statistics would forget what was learnt
             layer.trainable &= not isinstance(layer, keras.layers.BatchNormalization)
         flat = keras.layers.Flatten() if name in _FLATTENING else keras.layers.GlobalAveragePooling2D()
@@ -59,11 +49,11 @@ def network(
 
     # Without training the values come from a checkpoint, and the file may be gone. Keras builds an EfficientNetB with
     # one layer more if it has the weights from ImageNet.
-    needed = weights if weights == IMAGENET and name.startswith("EfficientNetB") else NONE
-    later = {"rate_factor": unfreeze_rate, "from_epoch": freeze_epochs} if freeze_epochs else None
+    needed = IMAGENET if options.weights == IMAGENET and name.startswith("EfficientNetB") else NONE
+    later = {"rate_factor": options.unfreeze_rate, "from_epoch": freeze_epochs} if freeze_epochs else None
     beginning, restored = (
         keras_network(functools.partial(build, kind), lambda name: None if name.startswith("classifier/") else later)
-        for kind in (weights, needed)
+        for kind in (options.weights, needed)
     )
 
     def inference(images: tf.Tensor, training: bool) -> tf.Tensor:
@@ -73,9 +63,9 @@ def network(
     return inference
 
 
-def check(name: str, image_size: int, weights: str, freeze_until: str) -> None:
+def check(options: Options) -> None:
     """Raises the errors of `network` at once."""
-    build_isolated(lambda _: _base(name, image_size, weights, freeze_until))
+    build_isolated(lambda _: _base(options, options.weights))
 
 
 def preprocessing(name: str) -> Callable[[tf.Tensor], tf.Tensor]:
@@ -85,24 +75,25 @@ def preprocessing(name: str) -> Callable[[tf.Tensor], tf.Tensor]:
     return lambda images: preprocess(tf.cast(images, tf.float32), data_format="channels_last")
 
 
-def notice(name: str, weights: str, freeze_until: str) -> str | None:
-    """Returns a remark for the user about these weights, or None."""
-    if weights != NONE:
+def notice(options: Options) -> str | None:
+    """Returns a remark for the user about the weights, or None."""
+    if options.weights != NONE:
         return None
-    frozen = f" The layers up to {freeze_until} stay as random as they are." if freeze_until else ""
+    frozen = f" The layers up to {options.freeze_until} stay as random as they are." if options.freeze_until else ""
     return (
-        f"This is no transfer learning: {name} begins with random weights (--weights={NONE}).{frozen} Give a file "
-        f"of trained weights, or --weights={IMAGENET} where there is a network."
+        f"This is no transfer learning: {options.network} begins with random weights (--weights={NONE}).{frozen} Give "
+        f"a file of trained weights, or --weights={IMAGENET} where there is a network."
     )
 
 
-def _base(name: str, image_size: int, weights: str, freeze_until: str) -> keras.Model:
-    """Makes the network without its top, with its weights; to be called by build_isolated."""
-    make, shape = getattr(keras.applications, name), (image_size, image_size, 3)
+def _base(options: Options, weights: str) -> keras.Model:
+    """Makes the network without its top, with these weights; to be called by build_isolated."""
+    name, freeze_until, shape = options.network, options.freeze_until, (options.image_size, options.image_size, 3)
+    make = getattr(keras.applications, name)
     try:
         base = make(include_top=False, weights=None, input_shape=shape)
     except ValueError as error:
-        raise errors.ConfigError(f"--network={name} and --image_size={image_size}: {errors.reason(error)}.") from None
+        raise errors.ConfigError(f"--network={name} and --image_size={shape[0]}: {errors.reason(error)}.") from None
     if weights == IMAGENET:
         try:
             base = make(include_top=False, weights=IMAGENET, input_shape=shape)

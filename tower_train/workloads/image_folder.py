@@ -96,7 +96,6 @@ class FolderOptions(augmentation.PlacedImageOptions):
 def workload(options: FolderOptions) -> Workload:
     is_small = options.network == _SMALL
     own_prepare = prepare if is_small else applications.preprocessing(options.network)
-    chosen = (options.network, options.image_size, options.weights, options.freeze_until)
 
     def examples(request: DataRequest) -> Examples | None:
         if request.data_dir is None:
@@ -108,7 +107,7 @@ def workload(options: FolderOptions) -> Workload:
         if not listing:
             return None
         if not is_small and request.split == "train":
-            applications.check(*chosen)  # before the images are decoded, which may take long
+            applications.check(options)  # before the images are decoded, which may take long
         examples = images.examples(
             listing,
             f"{directory} {listing.split}",
@@ -117,8 +116,8 @@ def workload(options: FolderOptions) -> Workload:
             options.cache,
             options.skip_bad_images,
         )
-        notices = [applications.notice(options.network, options.weights, options.freeze_until), examples.notice]
-        return examples if is_small else dataclasses.replace(examples, notice=" ".join(filter(None, notices)) or None)
+        notices = [None if is_small else applications.notice(options), examples.notice]
+        return dataclasses.replace(examples, notice=" ".join(filter(None, notices)) or None)
 
     return Workload(
         name="image_folder",
@@ -127,7 +126,7 @@ def workload(options: FolderOptions) -> Workload:
         inference_for=lambda examples: (
             functools.partial(inference, num_classes=len(examples.class_names))
             if is_small
-            else applications.network(*chosen, len(examples.class_names), options.freeze_epochs, options.unfreeze_rate)
+            else applications.network(options, len(examples.class_names))
         ),
         **augmentation.functions(options, own_prepare),
         prepare=own_prepare,
