@@ -1,6 +1,6 @@
 """The batches of an input_fn's data set for several towers, and input functions of arrays and of pandas data frames."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -13,8 +13,8 @@ from tower_train.graph.collectives import AllReduce
 v1 = tf.compat.v1
 
 
-class Batches:
-    """The batches that each step takes of a data set, one for each tower; iterates over them, (features, labels).
+class Batches(list):
+    """The batches that each step takes of a data set: (features, labels) for each tower.
 
     Args:
       dataset: the input_fn's result; DataError if it is no data set.
@@ -23,26 +23,21 @@ class Batches:
     """
 
     def __init__(self, dataset: tf.data.Dataset, num_batches: int, all_reduce: AllReduce):
-        self._iterator = v1.data.make_initializable_iterator(checked(dataset))
-        self.arrivals = []  # available once the batches are
         self.ask_to_stop = None  # the op that ends the input of all workers; None for a process by itself
-        self.hooks = [library.util._DatasetInitializerHook(self._iterator)]
-        if all_reduce.num_workers > 1:
-            self._elements = self._take_together(num_batches, all_reduce)
-        else:
-            self._elements = [self._next() for _ in range(num_batches)]
+        iterator = v1.data.make_initializable_iterator(checked(dataset))
+        self.hooks = [library.util._DatasetInitializerHook(iterator)]
+        are_together, elements, before = all_reduce.num_workers > 1, [], []
+        for _ in range(num_batches):
+            with tf.control_dependencies(before):  # else towers would get their batches in any order
+                elements.append(iterator.get_next_as_optional() if are_together else iterator.get_next())
+            leaves = [elements[-1].has_value()] if are_together else tf.nest.flatten(elements[-1], True)
+            before = [leaf for leaf in leaves if leaf is not None]
+        if are_together:
+            elements = self._ending_together(elements, all_reduce)
+        super().__init__(map(library.util.parse_iterator_result, elements))
 
-    def __iter__(self) -> Iterator[tuple]:
-        return map(library.util.parse_iterator_result, self._elements)
-
-    def _next(self):
-        with tf.control_dependencies(self.arrivals):  # else towers would get their batches in any order
-            element = self._iterator.get_next()
-        self.arrivals = [leaf for leaf in tf.nest.flatten(element, expand_composites=True) if leaf is not None]
-        return element
-
-    def _take_together(self, num_batches: int, all_reduce: AllReduce) -> list:
-        """Takes the batches of a session.run, which ends in all workers as at the end of a data set if one lacks a
+    def _ending_together(self, optionals: list[tf.experimental.Optional], all_reduce: AllReduce) -> list:
+        """Returns the batches of a session.run, which ends in all workers as at the end of a data set if one lacks a
         batch or was asked to stop."""
         asked = v1.get_variable(
             "tower_train/asked_to_stop",
@@ -53,11 +48,6 @@ class Batches:
             collections=[v1.GraphKeys.LOCAL_VARIABLES],
         )
         self.ask_to_stop = asked.assign(True, read_value=False)
-        optionals = []
-        for _ in range(num_batches):
-            with tf.control_dependencies(self.arrivals):
-                optionals.append(self._iterator.get_next_as_optional())
-            self.arrivals = [optionals[-1].has_value()]
         ready = tf.reduce_all([~asked.read_value(), *(optional.has_value() for optional in optionals)])
         [[share]] = all_reduce.mean([[tf.cast(ready, tf.float32)]])
         nothing = v1.data.make_initializable_iterator(tf.data.Dataset.range(0))

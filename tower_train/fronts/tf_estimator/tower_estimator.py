@@ -87,10 +87,9 @@ class Estimator(library.estimator.Estimator):
         if mode != TRAIN or not training or training.num_towers == 1:
             return super()._get_features_and_labels_from_input_fn(input_fn, mode)
         dataset = self._call_input_fn(input_fn, mode)
-        batches = inputs.Batches(dataset, len(self._placed.towers), training.all_reduce)
-        training.batches = batches
+        training.batches = inputs.Batches(dataset, len(self._placed.towers), training.all_reduce)
         compat.skip_draws(training.worker * _OF_A_WORKER)  # else draws that are not cut are the same in all workers
-        return batches, None, batches.hooks
+        return training.batches, None, training.batches.hooks
 
     def _call_model_fn(self, features, labels, mode, config):
         call = functools.partial(super()._call_model_fn, mode=mode, config=config)
@@ -99,12 +98,9 @@ class Estimator(library.estimator.Estimator):
         training = (self._training if mode == TRAIN else None) or Training(
             self._placed, is_compiled=self._config.is_compiled(self._placed)
         )
-        is_one = not isinstance(features, inputs.Batches)
-        devices, batches = self._placed.towers[:1] if is_one else self._placed.towers, features
+        batches = features if isinstance(features, inputs.Batches) else [(features, labels)]
         with v1.device(self._device_fn):
-            towers = ModelTowers(
-                training, devices, [(features, labels)] if is_one else batches, self._config.tf_random_seed
-            )
+            towers = ModelTowers(training, self._placed.towers[: len(batches)], batches, self._config.tf_random_seed)
             training.averages.losses_add_up = functools.partial(library.is_summed, self._model_fn)
             return towers.call(call, mode)
 

@@ -13,7 +13,7 @@ from tower_train.fronts.draws import draw_whole, drawn_for_more
 from tower_train.fronts.meeting import Tower
 from tower_train.fronts.tf_estimator.library import api
 from tower_train.fronts.tf_estimator.training import Training
-from tower_train.graph import random_state, xla
+from tower_train.graph import collectives, random_state, xla
 from tower_train.graph.devices import HOST
 
 v1 = tf.compat.v1
@@ -57,7 +57,7 @@ class ModelTowers(meeting.Towers):
 
     def __init__(self, training: Training, devices: Sequence[str], batches: Sequence[tuple], seed: int | None):
         self._training, self._batches = training, list(batches)
-        self._assignments: list[tf.Operation] = []  # of what is noted there
+        self._assignments: list[tf.Operation] = []  # of what Keras layers assign
         self._num_assigned = 0
         self._created: dict[str, list[tf.Variable]] = {}  # by the first tower, by name
         self._creating: list[str] = []  # just now
@@ -159,16 +159,17 @@ class ModelTowers(meeting.Towers):
         """Returns over the tensors of a batch, labels first, the rows that the towers of all workers have of them; and
         weighs towers in the training's means by those of the first."""
         here = [parts.sizes((labels, features)) for features, labels in self._batches]
-        all_sizes, after = here, first + len(here)
+        all_sizes, after, num_workers = here, first + len(here), self._training.all_reduce.num_workers
         if here[0] and after - first < count:
-            rows = self._training.sum(tf.pad(tf.convert_to_tensor(here), [[first, count - after], [0, 0]]))
+            rows = tf.pad(tf.convert_to_tensor(here), [[first, count - after], [0, 0]])
+            rows = collectives.reduce(rows, num_workers, f"{self._training.name} sum")
             all_sizes = [tf.unstack(each) for each in tf.unstack(rows)]
             all_sizes[first:after] = here  # which may be static
         sizes = [list(each) for each in zip(*all_sizes, strict=True)]
         if sizes and not (all(isinstance(size, int) for size in sizes[0]) and len(set(sizes[0])) == 1):
             examples = tf.cast(tf.stack(sizes[0]), tf.float64)
-            shares = examples * self._training.all_reduce.num_workers / tf.reduce_sum(examples)
-            self._training.averages = self._training.weighted(tf.unstack(shares)[first:after])
+            shares = examples * num_workers / tf.reduce_sum(examples)
+            self._training.averages.shares = tf.unstack(shares)[first:after]
         return sizes
 
     def _drawn_by_example(self, tower: Tower):
@@ -229,19 +230,16 @@ class ModelTowers(meeting.Towers):
                 setattr(variable, name, functools.partial(_by_the_first, variable, method))
 
     def _assign_noted(self) -> list[tf.Operation]:
-        """Assigns what the Keras layers of all towers do, as far as that is not done: the mean over the towers of all
-        workers to floating-point variables such as moving averages, the first tower's value to others such as seeds.
-        By the ops that this waits for, layers must have read what is assigned. Returns the ops."""
-        all_noted = [tower.assigned for tower in self.towers]
-        begin, self._num_assigned = self._num_assigned, len(all_noted[0])
-        noted = [mine[begin : self._num_assigned] for mine in all_noted]
-        floating = [i for i, (variable, _) in enumerate(noted[0]) if variable.dtype.is_floating]
-        means = self._training.averages.means(
-            [[tf.ensure_shape(mine[i][1], mine[i][0].shape) for i in floating] for mine in noted]
-        )
-        values = dict(zip(floating, means, strict=True))
-        if noted[0]:
-            pairs = [(variable, values.get(i, value)) for i, (variable, value) in enumerate(noted[0])]
+        """Assigns what the Keras layers of all towers have come to since the last call: the mean over the towers of
+        all workers to floating-point variables such as moving averages, the first tower's value to others such as
+        seeds. By the ops that this waits for, layers must have read what is assigned. Returns the ops of all calls."""
+        noted = [tower.assigned[self._num_assigned :] for tower in self.towers]
+        self._num_assigned += len(noted[0])
+        floating = [[(v, value) for v, value in mine if v.dtype.is_floating] for mine in noted]
+        means = self._training.averages.means([[tf.ensure_shape(value, v.shape) for v, value in m] for m in floating])
+        pairs = [(v, mean) for (v, _), mean in zip(floating[0], means, strict=True)]
+        pairs += [(v, value) for v, value in noted[0] if not v.dtype.is_floating]
+        if pairs:
             self._assignments.append(assign(pairs))
         return self._assignments
 

@@ -15,7 +15,7 @@ from tower_train.fronts import compat, meeting
 from tower_train.fronts.averages import Averages
 from tower_train.fronts.tf_estimator import library
 from tower_train.fronts.tf_estimator.inputs import Batches
-from tower_train.graph import collectives, gradients
+from tower_train.graph import gradients
 from tower_train.graph.collectives import AllReduce
 from tower_train.graph.devices import HOST, Devices
 from tower_train.graph.gradients import GradientsAndVariables
@@ -47,20 +47,10 @@ class Training:
         self.num_towers = len(placed.towers) * workers
         self.name = f"training {next(_trainings) if cluster else 0}"  # separates its messages
         self.all_reduce = AllReduce((HOST,), "collective", num_workers=workers, name=self.name)
-        self.averages = self.weighted([1 / len(placed.towers)] * len(placed.towers))
+        shares = [1 / len(placed.towers)] * len(placed.towers)  # of this worker's towers, about 1 in all
+        over_workers = lambda tensors: self.all_reduce.mean([list(map(_of_any_rows, tensors))])[0]  # noqa: E731
+        self.averages = Averages(shares, over_workers, float(workers))
         self._checked: list[list[str]] = []  # over updates, the names of the gradients that are checked
-
-    def weighted(self, shares: Sequence) -> Averages:
-        """Returns averages over the towers of all workers. shares: of this worker's towers, about 1 in all."""
-        return Averages(
-            shares,
-            lambda tensors: self.all_reduce.mean([list(map(_of_any_rows, tensors))])[0],
-            float(self.all_reduce.num_workers),
-        )
-
-    def sum(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns the sum over workers."""
-        return collectives.reduce(value, self.all_reduce.num_workers, f"{self.name} sum")
 
     def update(
         self,
