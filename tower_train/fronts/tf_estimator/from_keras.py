@@ -17,6 +17,8 @@ v1 = tf.compat.v1
 _LOCAL = (v1.GraphKeys.LOCAL_VARIABLES, v1.GraphKeys.METRIC_VARIABLES)
 _GLOBAL = (v1.GraphKeys.GLOBAL_VARIABLES, v1.GraphKeys.TRAINABLE_VARIABLES)
 _for_keras_2 = library.keras_lib.model_to_estimator
+_get_optimizer = library.optimizers.get_optimizer_instance
+_validate_metrics = library.model_fn._validate_eval_metric_ops
 
 
 def model_to_estimator(
@@ -183,24 +185,27 @@ def _plainly_named(create, **kwargs):
         return create(**(kwargs | {"name": f"{scope}/{kwargs['name']}"}))
 
 
-def _for_canned(optimizer) -> KerasOptimizer | None:
-    """Returns the KerasOptimizer of a canned Estimator's optimizer, or None if that is not one of Keras."""
+def _optimizer_of_canned(optimizer, learning_rate=None):
+    """Stands for the library's function that makes a canned Estimator's optimizer, which may be one of Keras 3."""
     made = optimizer() if callable(optimizer) else optimizer
-    if not isinstance(made, keras.optimizers.Optimizer):
-        return None
-    return KerasOptimizer((lambda: made) if callable(optimizer) else copier(made))
+    if isinstance(made, keras.optimizers.Optimizer):
+        return KerasOptimizer((lambda: made) if callable(optimizer) else copier(made))
+    return _get_optimizer(optimizer, learning_rate)
 
 
-def _metric_pair(name: str, metric):
-    """Returns a metric of Keras 3 that a model_fn has updated as (value, update_op), and any other as it is.
+def _validated(metrics):
+    """Stands for the library's check of an EstimatorSpec's metrics, which may be of Keras 3 and updated by model_fn."""
+    if isinstance(metrics, dict) and meeting.current():
+        metrics = {k: _metric_pair(k, v) if isinstance(v, keras.Metric) else v for k, v in metrics.items()}
+    return _validate_metrics(metrics)
 
-    Its variables are reset for each evaluation, and in no checkpoint.
+
+def _metric_pair(name: str, metric: keras.Metric) -> tuple:
+    """Returns (value, update_op). The metric's variables are reset for each evaluation, and in no checkpoint.
 
     Raises:
       GraphError: it is not updated, or more than once.
     """
-    if not isinstance(metric, keras.Metric) or meeting.current() is None:
-        return metric
     variables = {id(v.value): v.value for v in metric.variables}
     assigned = [(variable, value) for variable, value in meeting.current().assigned if id(variable) in variables]
     if not assigned or len(assigned) != len({id(variable) for variable, _ in assigned}):
@@ -216,5 +221,5 @@ def _metric_pair(name: str, metric):
     return metric.result(), towers.assign(assigned)
 
 
-library.convert_metrics(_metric_pair)
-library.convert_optimizers(_for_canned)
+library.optimizers.get_optimizer_instance = _optimizer_of_canned
+library.model_fn._validate_eval_metric_ops = _validated

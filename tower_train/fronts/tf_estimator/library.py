@@ -108,24 +108,6 @@ with compat.replaced(deprecation, "deprecated", lambda *_, **__: lambda function
     from tensorflow_estimator.python.estimator.inputs import numpy_io
 
 
-def convert_metrics(convert: Callable[[str, object], tuple]) -> None:
-    """Lets a function (name, metric) -> (value, update_op) convert the metrics of each EstimatorSpec first."""
-    validate = model_fn._validate_eval_metric_ops
-
-    def converted(metrics):
-        if isinstance(metrics, dict):
-            metrics = {name: convert(name, metric) for name, metric in metrics.items()}
-        return validate(metrics)
-
-    model_fn._validate_eval_metric_ops = converted
-
-
-def convert_optimizers(convert: Callable) -> None:
-    """Lets a function convert the optimizer of each canned Estimator to one of v1.train's kind, or to None."""
-    get_instance = optimizers.get_optimizer_instance
-    optimizers.get_optimizer_instance = lambda opt, learning_rate=None: convert(opt) or get_instance(opt, learning_rate)
-
-
 def is_summed(fn: Callable) -> bool:
     """Returns whether a model_fn is a canned one, and the last loss in the default graph a sum over the batch."""
     reduction = v1.get_default_graph()._last_loss_reduction
