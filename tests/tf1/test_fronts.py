@@ -111,7 +111,14 @@ if hvd.rank():
 hvd.allreduce(1.0)
 """
 CONTRIB = """
-import numpy as np, tensorflow as tf
+import importlib, numpy as np, tensorflow as tf
+assert importlib.import_module("tensorflow.train").AdamOptimizer is tf.train.AdamOptimizer
+try:
+    importlib.import_module("tensorflow.train.AdamOptimizer")
+    assert False, "a class is no module"
+except ImportError:
+    pass
+sums = tf.contrib.nccl.all_sum([tf.constant(1.0), tf.constant(2.0)])
 from tensorflow.python.client import device_lib
 from tensorflow.contrib.opt import AdamWOptimizer
 assert tf.mul is tf.multiply and tf.contrib.data.batch_and_drop_remainder(2) and tf.contrib.estimator.add_metrics
@@ -147,6 +154,7 @@ with tf.Session() as session:
     assert session.run(positions).tolist() == [1, -1] and abs(session.run(flipped)[0] - np.log(1 + np.e)) < 1e-6
     session.run(tf.global_variables_initializer())
     session.run(step)
+    assert session.run(sums) == [3, 3]
     print([hparams.values(), session.run(by_example).tolist(), session.run(variable).tolist(),
            [each.device_type for each in device_lib.list_local_devices()], session.run(product).tolist()])
 """

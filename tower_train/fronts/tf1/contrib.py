@@ -49,6 +49,15 @@ def index_table_from_tensor(mapping, *args, **kwargs):
     return compat.index_table_from_tensor(mapping, *args, **kwargs)
 
 
+def all_sum(tensors):
+    """tf.contrib.nccl's: the sum, once on the device of each tensor."""
+    sums = []
+    for tensor in tensors:
+        with tf.device(tensor.device):
+            sums.append(tf.add_n(tensors))
+    return sums
+
+
 def batch_and_drop_remainder(batch_size):
     """tf.contrib.data's, for `Dataset.apply`."""
     return lambda dataset: dataset.batch(batch_size, drop_remainder=True)

@@ -27,6 +27,7 @@ tensorflow.python.distribute.all_reduce
 tensorflow.python.framework.device.DeviceSpec    V1:DeviceSpec
 tensorflow.python.grappler.tf_optimizer.OptimizeGraph  OURS:OptimizeGraph
 tensorflow.python.pywrap_tensorflow              tensorflow.python.pywrap_tensorflow V1:train
+tensorflow.python.ops.nccl_ops                   OURS
 tensorflow.python.ops.rnn_cell                   V1:nn.rnn_cell
 tensorflow.python.ops.variables.VariableV1       V1:Variable
 tensorflow.contrib                               use: none that is known; the package tf-slim has the layers
@@ -51,7 +52,7 @@ tensorflow.contrib.lookup                        OURS tensorflow.python.ops.look
 tensorflow.contrib.losses                        tf_slim.losses
 tensorflow.contrib.metrics                       tf_slim.metrics V1:metrics
 tensorflow.contrib.metrics.set_ops               tensorflow.python.ops.sets
-tensorflow.contrib.nccl                          use: tensorflow.python.ops.nccl_ops, or tf.add_n
+tensorflow.contrib.nccl                          OURS
 tensorflow.contrib.nn                            OURS V1:nn
 tensorflow.contrib.opt                           OURS
 tensorflow.contrib.opt.LazyAdamOptimizer         use: tf.train.AdamOptimizer, whose moments decay in all rows

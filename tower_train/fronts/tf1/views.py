@@ -7,6 +7,7 @@ import importlib
 import itertools
 import pkgutil
 import re
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -105,7 +106,18 @@ def install(find: Callable[[str], Any]) -> None:
             raise NoSuchModule(str(error)) from None
         return module if fromlist else find(root)
 
-    builtins.__import__ = importing
+    by_name = importlib.import_module
+
+    @functools.wraps(by_name)
+    def importing_by_name(name, package=None):
+        asking = sys._getframe(1).f_globals.get("__file__")
+        if name.partition(".")[0] not in names.ROOTS or not source.is_of_program(asking):
+            return by_name(name, package)
+        if isinstance(module := find(name), View):
+            return module
+        raise ModuleNotFoundError(f"{name} is no module.")
+
+    builtins.__import__, importlib.import_module = importing, importing_by_name
 
 
 def prepare_machine(num_shown_gpus: int) -> None:
