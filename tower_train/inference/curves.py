@@ -1,8 +1,10 @@
 """The curves of runs: their history, a figure of it, and a table."""
 
 import io
+import itertools
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -84,22 +86,17 @@ def draw_curves(*train_dirs: str):
         from matplotlib.figure import Figure
     except ImportError:
         raise errors.ConfigError("Curves need matplotlib: pip install matplotlib.") from None
-    members = [[history(run) for run in seed_runs(train_dir)] for train_dir in train_dirs]
-    histories = list(map(_mean, members))
-    metrics = metric_names(*histories)
-    panels = ["loss", *metrics[: _MOST_PANELS - 1]]
+    runs = _read(train_dirs)
+    metrics = metric_names(*(run.mean for run in runs))
+    panels = ["loss", *(name.removeprefix(OF_EVALUATION) for name in metrics[: _MOST_PANELS - 1])]
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(4.2 * len(panels), 3.2 + 0.2 * len(histories)), layout="constrained")
+        figure = Figure(figsize=(4.2 * len(panels), 3.2 + 0.2 * len(runs)), layout="constrained")
         for axis, name in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-            for i, (label, train_dir) in enumerate(zip(labels(train_dirs), train_dirs, strict=True)):
-                drawn_as = _COLORS[i % len(_COLORS)], _plain(label), _split(train_dir)
-                _draw(axis, histories[i], name.removeprefix(OF_EVALUATION), *drawn_as)
-                _draw_bands(axis, members[i], name, _COLORS[i % len(_COLORS)])
+            for run, color in zip(runs, itertools.cycle(_COLORS), strict=False):
+                _draw(axis, run, name, color)
             low, high = axis.dataLim.intervaly
             is_wide = name == "loss" and 0 < 100 * low < high
-            axis.set(
-                xlabel="epochs", ylabel=_plain(name.removeprefix(OF_EVALUATION)), yscale="log" if is_wide else "linear"
-            )
+            axis.set(xlabel="epochs", ylabel=_plain(name), yscale="log" if is_wide else "linear")
             axis.grid(color="#dddddd", linewidth=0.5)
         handles, names = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside upper left", frameon=False, ncols=len(panels))
@@ -138,21 +135,41 @@ def check_replaceable(stem: str, endings: Sequence[str] = ENDINGS) -> None:
         files.check_replaceable(pathlib.Path(stem + ending).absolute(), _MARKS[ending])
 
 
-def _draw(axis, lists: Mapping[str, np.ndarray], name: str, color: str, label: str, split: str) -> None:
-    """Draws a curve of training, thin, and one of evaluations on a split, thick with points."""
-    if name == "loss":
-        axis.plot(lists["epoch"], lists["loss"], color=color, linewidth=0.8, alpha=0.7, label=f"{label}, training")
-    elif f"train_{name}" in lists:
-        axis.plot(lists["val_epoch"], lists[f"train_{name}"], color=color, linewidth=0.8, alpha=0.7)
-    if OF_EVALUATION + name in lists:
-        axis.plot(
-            lists["val_epoch"],
-            lists[OF_EVALUATION + name],
-            color=color,
-            marker=".",
-            linewidth=1.6,
-            label=f"{label}, {split}",
-        )
+class _Run(NamedTuple):
+    """A run as it is drawn, or one of several seeds."""
+
+    label: str
+    split: str  # that its evaluations look at
+    members: list[dict[str, list]]  # over seeds, the history
+    mean: dict[str, np.ndarray]  # of the members, as far as all go
+
+
+def _read(train_dirs: Sequence[str]) -> list[_Run]:
+    runs = []
+    for train_dir, label in zip(train_dirs, labels(train_dirs), strict=True):
+        seeds = seed_runs(train_dir)
+        # by the folder of its event files
+        split = "validation" if pathlib.Path(seeds[0], "eval-validation").exists() else "test"
+        members = [history(seed) for seed in seeds]
+        common = [name for name in members[0] if all(name in each for each in members)]
+        runs.append(_Run(label, split, members, {name: _stacked(members, name).mean(axis=0) for name in common}))
+    return runs
+
+
+def _draw(axis, run: _Run, name: str, color: str) -> None:
+    """Draws a curve of training, thin, and one of evaluations, thick with points; fills from the lowest to the highest
+    of several seeds."""
+    of_training = ("loss", "epoch") if name == "loss" else (f"train_{name}", "val_epoch")
+    for (values, epochs), what, style in (
+        (of_training, "training", {"linewidth": 0.8, "alpha": 0.7}),
+        ((OF_EVALUATION + name, "val_epoch"), run.split, {"linewidth": 1.6, "marker": "."}),
+    ):
+        if values in run.mean:
+            at = run.mean[epochs]
+            axis.plot(at, run.mean[values], color=color, label=f"{_plain(run.label)}, {what}", **style)
+            if len(run.members) > 1 and values != f"train_{name}":
+                each = _stacked(run.members, values)
+                axis.fill_between(at, each.min(axis=0), each.max(axis=0), color=color, alpha=0.2, linewidth=0)
 
 
 def seed_runs(train_dir: str) -> list[str]:
@@ -166,18 +183,6 @@ def seed_runs(train_dir: str) -> list[str]:
 def _stacked(members: Sequence[Mapping[str, list]], name: str) -> np.ndarray:
     """Returns the values of histories as far as all go, [runs, points]; unknown ones are NaN."""
     return np.array(list(zip(*(lists.get(name, []) for lists in members), strict=False)), float).T
-
-
-def _mean(members: Sequence[Mapping[str, list]]) -> dict[str, np.ndarray]:
-    return {name: _stacked(members, name).mean(axis=0) for name in members[0] if all(name in each for each in members)}
-
-
-def _draw_bands(axis, members: Sequence[Mapping[str, list]], name: str, color: str) -> None:
-    """Fills from the lowest to the highest of several runs."""
-    for values, epochs in (("loss", "epoch"), ("val_loss", "val_epoch")) if name == "loss" else ((name, "val_epoch"),):
-        if len(members) > 1 and (each := _stacked(members, values)).size:
-            at = _stacked(members, epochs)[0, : each.shape[1]]
-            axis.fill_between(at, each.min(axis=0), each.max(axis=0), color=color, alpha=0.2, linewidth=0)
 
 
 def _differing(train_dirs: Sequence[str]) -> list[dict[str, str]]:
@@ -208,13 +213,13 @@ def labels(train_dirs: Sequence[str]) -> list[str]:
 def table(train_dirs: Sequence[str]) -> list[str]:
     """Returns lines: the options of each run if there are several, its last step, and last and best values."""
     differing, rows = _differing(train_dirs), [("run", "", "last", "lowest", "highest")]
-    for label, train_dir in zip(labels(train_dirs), train_dirs, strict=True):
-        lists = _mean([history(run) for run in seed_runs(train_dir)])
-        rows.append((label, "step", f"{max([*lists['step'], *lists.pop('val_step', [])]):.0f}", "", ""))
-        for name in [name for name in lists if name == "loss" or name.startswith(OF_EVALUATION)]:
-            known = lists[name][~np.isnan(lists[name])]
-            if name != "val_epoch" and known.size:
-                split = "training" if name == "loss" else _split(train_dir)
+    for run in _read(train_dirs):
+        rows.append((run.label, "step", f"{max([*run.mean['step'], *run.mean.get('val_step', [])]):.0f}", "", ""))
+        for name, values in run.mean.items():
+            known = values[~np.isnan(values)]
+            is_shown = name == "loss" or name.startswith(OF_EVALUATION) and name not in ("val_step", "val_epoch")
+            if is_shown and known.size:
+                split = "training" if name == "loss" else run.split
                 quantity = f"{split} {name.removeprefix(OF_EVALUATION)}"
                 rows.append(("", quantity, *(f"{value:.4g}" for value in (known[-1], min(known), max(known)))))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -223,8 +228,3 @@ def table(train_dirs: Sequence[str]) -> list[str]:
     ]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     return (options if differing[0] else []) + lines
-
-
-def _split(train_dir: str) -> str:
-    """Returns the split that evaluations of a run look at, by the folder of their event files."""
-    return "validation" if pathlib.Path(seed_runs(train_dir)[0], "eval-validation").exists() else "test"
