@@ -13,7 +13,6 @@ import dataclasses
 import importlib.util
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -36,7 +35,7 @@ def smoothed(losses: Sequence[float]) -> np.ndarray:
     return np.array(averages)
 
 
-def suggested(rates: Sequence[float], losses: np.ndarray) -> float | None:
+def suggested(rates: np.ndarray, losses: np.ndarray) -> float | None:
     """Returns the rate at which the loss falls fastest before its lowest value, or a tenth of the rate of that if this
     is less, as where the fastest fall ends in divergence (fastai's two suggestions); None if the loss does not fall.
 
@@ -49,21 +48,19 @@ def suggested(rates: Sequence[float], losses: np.ndarray) -> float | None:
     return min(rates[first + int(np.argmin(np.gradient(losses[first : lowest + 1])))], rates[lowest] / 10)
 
 
-def range_test(workload, config: Config, steps: int = _STEPS) -> tuple[list[float], np.ndarray]:
+def range_test(workload, config: Config, steps: int = _STEPS) -> tuple[np.ndarray, np.ndarray]:
     """Trains with growing rates; returns (rates, smoothed losses)."""
     from tower_train.graph import session, step_failures
     from tower_train.graph.training import build_step
     from tower_train.run import messages
     from tower_train.run.plan import plan_trial
 
-    trial: dict[str, Any] = dict(
-        max_steps=steps, epochs=None, summary_every_steps=0, stall_timeout_secs=0, keep_hardest=None
+    config = dataclasses.replace(
+        config, max_steps=steps, epochs=None, summary_every_steps=0, stall_timeout_secs=0, keep_hardest=None
     )
-    config = dataclasses.replace(config, **trial)
     plan, notes = plan_trial(workload, config)
     built, examples = build_step(plan), plan.examples
-    rates: list[float] = []
-    losses: list[float] = []
+    rates, losses = np.geomspace(_LOWEST, _HIGHEST, steps), []
     notice = [f"*** {examples.notice}"] if examples.notice else []
     console.say(f"data:     {examples.name}", *notice, *notes, *built.notes)
     with (
@@ -73,16 +70,15 @@ def range_test(workload, config: Config, steps: int = _STEPS) -> tuple[list[floa
         session.opened(built) as opened,
         messages.progress_bar(0, steps) as bar,
     ):
-        for step, rate in enumerate(np.geomspace(_LOWEST, _HIGHEST, steps), start=1):
+        for step, rate in enumerate(rates, start=1):
             loss = float(opened.run(built.report, {built.report.learning_rate: rate}).data_loss)
             if not math.isfinite(loss) or has_diverged([*losses, loss]):
                 break
-            rates.append(float(rate))
             losses.append(loss)
             bar.update(step)
     if not losses:
         raise errors.DataError(f"{examples.name}: the first loss is {loss}. Look at the examples and the network.")
-    return rates, smoothed(losses)
+    return rates[: len(losses)], smoothed(losses)
 
 
 def has_diverged(losses: Sequence[float]) -> bool:
