@@ -150,6 +150,24 @@ def test_a_worker_that_starts_again_at_the_end_learns_it_from_the_chief_which_wa
     )
 
 
+def test_a_worker_that_starts_again_after_it_ended_the_run_and_died_is_told_to_start_with_all(monkeypatch):
+    """The chief knows only that a worker asked all to stop, which died before it said why."""
+    hosts = clusters.hosts(2)
+    chief, other, again = (clusters.member(hosts, index, 2.0, 60.0) for index in (0, 1, 1))
+    with concurrent.futures.ThreadPoolExecutor() as pool, chief:
+        other.__enter__()
+        for agreed in [pool.submit(member.agree, dict, 3, 9) for member in (chief, other)]:
+            agreed.result(jobs.WAIT_SECS)
+        chief._heartbeat.note(state=WorkerState.DONE)
+        other._heartbeat.end()
+        left = pool.submit(chief.leave, None)
+        jobs.wait_for(lambda: chief._heartbeat.status.state is WorkerState.OVER)
+        monkeypatch.setattr(agreement, "_trained_with", set())  # as in another process
+        with pytest.raises(errors.WorkerError, match=r"have ended at step 3, without worker 1 \("), again:
+            again.agree(dict, 0, 9)
+        assert left.result(jobs.WAIT_SECS) is None
+
+
 def test_a_worker_that_fails_before_the_chief_has_started_is_named():
     hosts = clusters.hosts(2)
     chief, other = (clusters.member(hosts, index, 4.0, 60.0) for index in (0, 1))

@@ -78,6 +78,14 @@ def test_the_first_signal_counts_and_handlers_come_back_also_after_an_error():
     assert [signal.getsignal(number) for number in signals.STOPPING] == before
 
 
+def test_a_handler_of_a_program_in_c_stays_as_python_could_not_bring_it_back(monkeypatch):
+    getsignal, before = signal.getsignal, signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(signal, "getsignal", lambda number: None if number is signal.SIGTERM else getsignal(number))
+    with signals.Received().handled():
+        assert getsignal(signal.SIGTERM) is before and getsignal(signal.SIGINT) is not before
+    assert getsignal(signal.SIGTERM) is before
+
+
 def test_a_process_that_was_forked_meanwhile_does_not_hold_the_end_up():
     """As a pool of a user's, which has all open files."""
     with signals.Received().handled():

@@ -93,9 +93,15 @@ class Agreement:
         return chief
 
     def _wait_for_place(self, chief: WorkerStatus) -> None:
-        """Reports what the others do while this worker waits for a place; RunOver if they have ended."""
+        """Reports what the others do while this worker waits for a place. RunOver if they have ended; WorkerError if
+        nobody knows why."""
         is_over = chief.state is WorkerState.OVER and chief.stopped_by != RESIZED
         if is_over and self._heartbeat.has_row and (self._task, chief.start_id) not in _trained_with:
+            if chief.stopped_by is None:  # a worker that is lost, which had not said why; or a program
+                raise errors.WorkerError(
+                    f"The other workers have ended at step {chief.step}, without {self._task.name(self._task.index)}. "
+                    "Start all again, with the same command."
+                )
             self._heartbeat.end(WorkerState.GONE)
             say(f"*** The run has ended at step {chief.step} ({chief.stopped_by}), without this worker.")
             raise RunOver(chief.stopped_by, chief.step)

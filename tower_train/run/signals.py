@@ -32,13 +32,17 @@ class Received:
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
-        """Only notes these signals within this block, except a second SIGINT, which counts at once, and a SIGHUP that
-        nohup ignores."""
+        """Only notes these signals within this block, except a second SIGINT, which counts at once, and those that are
+        not Python's to handle: a SIGHUP that nohup ignores, and handlers of a program in C that Python is part of."""
         if threading.current_thread() is not threading.main_thread():
             yield  # Python delivers signals to the main thread only
             return
-        ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
-        before = {number: signal.signal(number, self._note) for number in STOPPING if number not in ignored}
+        before = {number: signal.getsignal(number) for number in STOPPING}
+        if before[signal.SIGHUP] is signal.SIG_IGN:
+            before[signal.SIGHUP] = None
+        before = {number: handler for number, handler in before.items() if handler is not None}  # as C's is
+        for number in before:
+            signal.signal(number, self._note)
         # for the second SIGINT inside a step, since Python calls signal handlers only between its own instructions
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
