@@ -272,7 +272,9 @@ def _combined(local_mean: tf.Tensor, local_variance: tf.Tensor) -> tuple[tf.Tens
             mean_grad, variance_grad = tf.unstack(mean_over_towers(tf.stack([mean_grad, variance_grad])))
             return mean_grad + 2 * (outside[0] - outside[1]) * variance_grad, variance_grad
 
-        means, variances = tf.unstack(_gathered(tf.stack([local_mean, local_variance])), axis=1)
+        both = tf.stack([local_mean, local_variance])
+        gathered = collectives.gather_over_towers(both, context.current().towers, _place(both))
+        means, variances = tf.unstack(gathered, axis=1)
         mean = tf.reduce_mean(means, 0)
         variance = tf.reduce_mean(variances + tf.math.squared_difference(means, mean), 0)
         return (mean, variance), gradient
@@ -295,18 +297,6 @@ def mean_over_towers(value: tf.Tensor) -> tf.Tensor:
         return collectives.mean_over_towers(local, context.current().towers, _place(local)), mean_over_towers
 
     return mean(value)
-
-
-def _over_all(count: tf.Tensor) -> tf.Tensor:
-    """Returns the sum over all towers of their numbers of rows."""
-    tower = context.current()
-    # a mean that is weighted by examples
-    return tower.towers / tower.mean([1 / count])[0] if tower.mean else tower.towers * count
-
-
-def _gathered(value: tf.Tensor) -> tf.Tensor:
-    """Returns [towers, ...], the values of all towers at this place of the network."""
-    return collectives.gather_over_towers(value, context.current().towers, _place(value))
 
 
 def _place(value: tf.Tensor) -> str:
@@ -356,7 +346,8 @@ def _moments(plain: Callable, x, axes, shift=None, name=None, keep_dims=None, ke
     if not _is_of_batch(inputs, over):
         return plain(x, axes, shift=shift, name=name, keep_dims=keep_dims, keepdims=keepdims)
     with v1.name_scope(name, "moments"), v1.name_scope(_OVER):
-        found = [*moments_over_towers(_wide(inputs), over)]
+        wide = tf.cast(inputs, tf.float32) if inputs.dtype.size < 4 else inputs
+        found = [*moments_over_towers(wide, over)]
         for axis in sorted(over) if keep_dims or keepdims else ():
             found = [tf.expand_dims(each, axis) for each in found]
         return tuple(tf.cast(each, inputs.dtype) for each in found)
@@ -375,13 +366,11 @@ def _fused_batch_norm(plain: Callable, *args, **kwargs):
     with v1.name_scope(given.name, "fused_batch_norm"), v1.name_scope(_OVER):
         order, epsilon = [*over, channels], max(given.epsilon, _LEAST_EPSILON)
         outputs, *found = _over_towers(tf.transpose(inputs, order), given.scale, given.offset, epsilon)
-        count = _over_all(tf.cast(tf.size(inputs) // inputs.shape[channels], found[1].dtype))
+        tower, count = context.current(), tf.cast(tf.size(inputs) // inputs.shape[channels], found[1].dtype)
+        # of all towers, by a mean that is weighted by examples if their batches may differ
+        count = tower.towers / tower.mean([1 / count])[0] if tower.mean else tower.towers * count
         found[1] *= count / tf.maximum(count - 1, 1)
         if given.exponential_avg_factor not in (None, 1.0):
             pairs = zip(found, (given.mean, given.variance), strict=True)
             found = [before + given.exponential_avg_factor * (now - before) for now, before in pairs]
         return tf.transpose(outputs, [order.index(axis) for axis in range(len(order))]), *found
-
-
-def _wide(inputs: tf.Tensor) -> tf.Tensor:
-    return tf.cast(inputs, tf.float32) if inputs.dtype.size < 4 else inputs
