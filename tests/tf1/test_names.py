@@ -7,7 +7,7 @@ import jobs
 import pytest
 
 from tower_train import tf1
-from tower_train.fronts.tf1 import names
+from tower_train.fronts.tf1 import names, source
 
 TABLE = """
 from tower_train.fronts.tf1 import names, views
@@ -110,3 +110,11 @@ def test_a_wrong_option_and_a_missing_extra_are_named_in_one_line(tmp_path, monk
     (tmp_path / "program.py").write_text("import tensorflow as tf\n")
     line = refusal(tf1, str(tmp_path / "program.py"))
     assert "The package tf_keras is missing. Install it: pip install 'tower_train[tf1]'" in line
+
+
+@pytest.mark.parametrize(
+    "line, keras", [("tf.log(1.0)", 2), ("tf.set_random_seed(1)", 3), ("tf.compat.v1.Session()", 2)]
+)
+def test_a_program_of_keras_has_todays_unless_it_uses_graphs(tmp_path, line, keras):
+    (tmp_path / "old.py").write_text(f"import keras, tensorflow as tf\n{line}\n")
+    assert source.Program(str(tmp_path / "old.py")).uses_keras_3 == (keras == 3)

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import importlib.util
 import os
 import pathlib
 import re
@@ -11,25 +12,12 @@ import sysconfig
 from tower_train import errors
 from tower_train.fronts.tf1 import names
 
-# Names that only programs with graphs and sessions use; a program of Keras without them keeps today's Keras.
-_OF_GRAPHS = {
-    "Session",
-    "InteractiveSession",
-    "ConfigProto",
-    "GPUOptions",
-    "get_session",
-    "set_session",
-    "placeholder",
-    "contrib",
-    "MonitoredTrainingSession",
-    "get_variable",
-    "estimator",
-    "get_default_graph",
-    "flags",
-    "horovod",
-    "train",
-    "disable_eager_execution",
-}
+# Parts of names of Keras and others by which a program has graphs and sessions.
+_OF_GRAPHS = {"get_session", "set_session", "placeholder", "horovod", "train", "estimator"}
+# Parts of tensorflow, not there today, that also programs of Keras without graphs use.
+_OF_NO_GRAPHS = set(
+    "keras losses metrics optimizers initializers logging gfile set_random_seed python examples".split()
+)
 _FRONTS = {  # {a word in a program: what its towers go through}
     "multi_gpu_model": "keras.utils.multi_gpu_model: tower_train's for a Keras 3 model, the published one for Keras 2",
     "MirroredStrategy": "an Estimator with a strategy, by the towers of tower_train.estimator",
@@ -53,9 +41,9 @@ class Program:
                     place = pathlib.Path(folder, *module.split("."))
                     there = (place.with_suffix(".py"), place / "__init__.py")
                     files += [each for each in there if is_of_program(each) and not any(map(each.samefile, files))]
-        parts = {part for name, _ in self.uses for part in name.split(".")}
         self.uses_keras = any(name.startswith("keras") for name, _ in self.uses)
-        self.uses_keras_3 = self.uses_keras and not _OF_GRAPHS & parts
+        # a program of Keras without graphs keeps today's Keras
+        self.uses_keras_3 = self.uses_keras and not any(map(_is_of_graphs, {name for name, _ in self.uses}))
         self.front = next((text for name, text in _FRONTS.items() if name in self.words), "none that are known here")
 
     def _read(self, file: pathlib.Path) -> set[str]:
@@ -91,6 +79,20 @@ class Program:
         uses += [(_dotted(node, meanings) or "", node) for node in nodes if isinstance(node, ast.Attribute)]
         self.uses += [(name, f"{file}:{node.lineno}") for name, node in uses if name.partition(".")[0] in names.ROOTS]
         return imported
+
+
+def _is_of_graphs(name: str) -> bool:
+    """Returns whether only a program with graphs uses a name, as functions of TensorFlow 1 take no tensors of Keras 3."""
+    root, *parts = names.one_name(name).split(".")
+    is_old = root == "tensorflow" and parts and parts[0] not in _names_of_tensorflow_2() | _OF_NO_GRAPHS
+    return is_old or not _OF_GRAPHS.isdisjoint(parts)
+
+
+@functools.cache
+def _names_of_tensorflow_2() -> set[str]:
+    # from its file, as importing it settles which Keras it has
+    spec = importlib.util.find_spec("tensorflow")
+    return set(re.findall(r"import (?:\w+ as )?(\w+)", pathlib.Path(spec.origin).read_text()))
 
 
 @functools.cache
