@@ -506,34 +506,30 @@ def gradients_by(take: Callable[[Callable, Sequence, Sequence, bool], list]) -> 
         yield
 
 
+class NoSeed(int):
+    """The second seed of a draw of tf.random without a seed, see drawn_by."""
+
+
 @contextlib.contextmanager
 def drawn_by(draw: Callable[[Callable, dict[str, Any]], Any]) -> Iterator[None]:
-    """Lets draw(function, its arguments by name) draw within this block for functions of keras.random and tf.random."""
+    """Lets draw(function, its arguments by name) draw within this block for functions of keras.random and tf.random;
+    `seed2`, which tf.random gives, is a NoSeed if the program gives no seed."""
 
     def drawn(function, *args, **kwargs):
         given = inspect.signature(function).bind(*args, **kwargs)
         given.apply_defaults()
         return draw(function, given.arguments)
 
-    with (
-        replaced_here(backend_random, **dict.fromkeys(_DRAWS_OF_KERAS, drawn)),
-        replaced_here(gen_random_ops, **dict.fromkeys(_DRAWS_OF_TENSORFLOW, drawn)),
-    ):
-        yield
-
-
-class NoSeed(int):
-    """The second seed of a draw of tf.random without a seed, see unseeded_marked."""
-
-
-def unseeded_marked():
-    """Makes the second seed of draws of tf.random without a seed a NoSeed; a context manager."""
-
     def seeds(get_seed, op_seed):
         first, second = get_seed(op_seed)
         return first, second if op_seed is not None or second is None else NoSeed(second)
 
-    return replaced_here(seeds_of_ops, get_seed=seeds)
+    with (
+        replaced_here(seeds_of_ops, get_seed=seeds),
+        replaced_here(backend_random, **dict.fromkeys(_DRAWS_OF_KERAS, drawn)),
+        replaced_here(gen_random_ops, **dict.fromkeys(_DRAWS_OF_TENSORFLOW, drawn)),
+    ):
+        yield
 
 
 _FLOATX_HERE: contextvars.ContextVar[str | None] = contextvars.ContextVar("floatx", default=None)

@@ -72,7 +72,7 @@ def drawn_for_more(
         cut.append((kept, functools.partial(function, **given) if has_state else lambda: more[: tf.shape(kept)[0]]))
         return kept
 
-    with compat.unseeded_marked(), compat.drawn_by(draw):
+    with compat.drawn_by(draw):
         yield cut
 
 

@@ -83,14 +83,12 @@ def _seen(step: Callable[[], None]) -> list[Seen]:
     return seen
 
 
-def differing_layer(
-    alone: Callable[[], None], in_towers: Callable[[Callable], list], tolerance: float, reset: Callable[[], None]
-) -> Seen | None:
+def differing_layer(alone: keras.Model, several, batch, tolerance: float, reset: Callable[[], None]) -> Seen | None:
     """Does a step on one device and in towers; returns the first thing that layers in towers compute otherwise.
 
     Args:
-      alone: does the step.
-      in_towers: (function to run around each tower's step) -> over towers, what it returned.
+      alone, several: a model, and a TowerModel of it.
+      batch: of the step.
       tolerance: relative, of what counts as equal.
       reset: gives variables their first values, before either.
 
@@ -107,8 +105,8 @@ def differing_layer(
         reset()
         return seen, tf.function(run, autograph=False)()
 
-    [whole], [values] = computed(lambda: [_seen(alone)])
-    _, by_tower = computed(lambda: in_towers(_seen))
+    [whole], [values] = computed(lambda: [_seen(lambda: alone.train_step(batch))])
+    _, by_tower = computed(lambda: several.train_around(batch, _seen))
     first = None
     for seen, value, *parts in zip(whole, values, *by_tower, strict=False):
         axes = range(1) if seen.output else None  # a model's outputs are joined by their first axis

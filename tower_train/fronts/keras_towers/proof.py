@@ -74,9 +74,8 @@ def compare_steps(parallel, batches: Sequence, is_first: bool = False) -> Outcom
             by_tower = trial.training(parallel.of_towers(count, "tower")) if is_by_tower else None
 
             def differing() -> Seen | None:
-                around = functools.partial(several.train_around, rows[0])
                 tolerance = comparison.epsilon(np.dtype(dtype)) ** 0.6
-                return differing_layer(lambda: alone.train_step(rows[0]), around, tolerance, trial.reset)
+                return differing_layer(alone, several, rows[0], tolerance, trial.reset)
 
             def where(*_) -> str:
                 with contextlib.suppress(Exception):  # of a step that cannot be looked into: the variable is known
