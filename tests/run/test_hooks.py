@@ -129,6 +129,24 @@ def test_a_program_has_the_loop_over_the_steps_and_leaves_it_early(steps, toy_ru
     jobs.assert_identical(jobs.variables(tmp_path, 20), jobs.variables(toy_run, 20))
 
 
+PROGRAM = """
+import tower_train
+
+steps = tower_train.training_steps("toy_workload", tower_train.Config(**{}))
+for _ in range(7):
+    next(steps)
+"""
+
+
+def test_a_program_that_ends_between_two_steps_leaves_a_saved_run(tmp_path):
+    options = jobs.TOY | dict(train_dir=str(tmp_path), max_steps=20)
+    with jobs.Program("-c", PROGRAM.format(options)) as program:
+        assert program.process.wait(jobs.WAIT_SECS) == 0, program.output()
+        assert "Stopped by the program at step 7 of 20" in program.output()
+        assert "Exception ignored" not in program.output() and program.output().splitlines()[-1].startswith("     or:")
+    assert jobs.saved_steps(tmp_path)[-1] == 7 and jobs.read_json(tmp_path, "result.json")["step"] == 7
+
+
 def test_trainings_in_threads_are_as_one_alone_and_leave_no_graph_behind(tmp_path):
     """Of a network with custom gradients, whose functions TensorFlow keeps."""
     graphs, results = [], []

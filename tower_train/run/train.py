@@ -1,5 +1,6 @@
 """One start of a run, the same path in every worker: plan, build, open, steps."""
 
+import atexit
 import contextlib
 import dataclasses
 import time
@@ -71,7 +72,12 @@ def training_steps(
     Each step is followed by all that a run has: log lines, checkpoints, evaluations. Leaving the loop early saves and
     ends the run, as a signal does. Arguments and errors as for `train`; a report is as after_step gets it.
     """
-    yield from start(workload, config, UserHooks(), workload_options or {})
+    steps = start(workload, config, UserHooks(), workload_options or {})
+    atexit.register(steps.close)  # for a program that ends in between: later Python lacks what saves the run
+    try:
+        yield from steps
+    finally:
+        atexit.unregister(steps.close)
 
 
 def drain(steps: Iterator[StepReport]) -> Result:
