@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.graph import context, xla
+from tower_train.graph.batch_axis import Axis
 from tower_train.graph.context import ParamGroup
 from tower_train.normalization import batch_normalization  # noqa: F401
 
@@ -273,7 +274,8 @@ def random_normal(
 
 def _draw(function: str, name: str, *args, **kwargs) -> tf.Tensor:
     numbers = _draws(function).for_layer(_layer(name), *args, **kwargs)
-    context.current().batch_axes[numbers.name] = 0  # so that what is made of them is normalised over all towers too
+    # so that what is made of them is normalised over all towers too
+    context.current().batch_axes[numbers.name] = Axis()
     return numbers
 
 

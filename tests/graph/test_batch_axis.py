@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from tower_train.graph.batch_axis import batch_axis
+from tower_train.graph.batch_axis import Axis, batch_axis
 
 v1 = tf.compat.v1
 BATCH = LENGTH = 6  # of as many steps as examples, so that sizes do not tell
@@ -14,6 +14,7 @@ CHANGES = {
     "to one row": lambda x: tf.reduce_max(x, 1),
     "to one row, kept": lambda x: tf.reduce_mean(tf.transpose(x, [1, 0, 2]), [0], keepdims=True),
     "dense": lambda x: tf.tensordot(x, tf.ones([5, 4]), 1),
+    "dense, time first": lambda x: tf.tensordot(tf.transpose(x, [1, 0, 2]), tf.ones([5, 4]), 1),
     "by einsum": lambda x: tf.einsum("btf,fg->tbg", x, tf.ones([5, 4])),
     "attention": lambda x: tf.matmul(x, x, transpose_b=True),
     "convolution": lambda x: tf.nn.conv1d(x, tf.ones([3, 5, 2]), 1, "SAME"),
@@ -46,14 +47,14 @@ def test_the_axis_is_that_of_unknown_size(change):
     with tf.Graph().as_default():
         unknown = change(v1.placeholder(tf.float32, [None, LENGTH, 5])).shape.as_list()
         inputs = v1.placeholder(tf.float32, [BATCH, LENGTH, 5])
-        found = batch_axis(change(inputs), BATCH, {inputs.name: 0})
+        found = batch_axis(change(inputs), BATCH, {inputs.name: Axis()})
     assert found == (unknown.index(None) if None in unknown else None)
 
 
 def test_rows_of_all_examples_and_single_examples():
     with tf.Graph().as_default():
         x = v1.placeholder(tf.float32, [4, 6, 5])
-        known = {x.name: 0}
+        known = {x.name: Axis()}
         assert batch_axis(tf.reshape(x, [24, 5]), 4, known) == 0
         assert batch_axis(tf.reshape(tf.transpose(x, [1, 0, 2]), [24, 5]), 4, known) == 0
         assert batch_axis(tf.reshape(x, [1, 4, 30, 1]), 4, known) == 1  # as Keras 2 normalises layers
@@ -65,14 +66,22 @@ def test_an_embedding_in_a_variable_has_the_axis_of_its_indices():
     with tf.Graph().as_default():
         words = v1.placeholder(tf.int32, [4, 6])
         table = v1.get_variable("table", [9, 5], use_resource=True)
-        assert batch_axis(tf.gather(table, words), 4, {words.name: 0}) == 0
-        assert batch_axis(tf.nn.embedding_lookup(table, tf.transpose(words)), 4, {words.name: 0}) == 1
+        assert batch_axis(tf.gather(table, words), 4, {words.name: Axis()}) == 0
+        assert batch_axis(tf.nn.embedding_lookup(table, tf.transpose(words)), 4, {words.name: Axis()}) == 1
+
+
+def test_what_is_merged_before_the_examples_is_split_again():
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [4, 7, 5])
+        merged = tf.reshape(tf.transpose(x, [1, 0, 2]), [28, 5])
+        assert batch_axis(tf.reshape(merged, [7, 4, 5]), 4, {x.name: Axis()}) == 1
+        assert batch_axis(tf.reshape(merged, [4, 7, 5]), 4, {x.name: Axis()}) is None
 
 
 def test_a_scalar_beside_the_examples_has_no_axis():
     with tf.Graph().as_default():
         x, scalar = v1.placeholder(tf.float32, [4, 5]), v1.placeholder(tf.float32, [])
-        known = {x.name: 0, scalar.name: 0}
+        known = {x.name: Axis(), scalar.name: Axis()}
         assert batch_axis(tf.exp(scalar), 4, known) is None
         assert batch_axis(tf.one_hot(tf.cast(scalar, tf.int32), 4) + tf.ones([4]), 4, known) is None
         assert batch_axis(x * tf.exp(scalar), 4, known) == 0
@@ -82,8 +91,8 @@ def test_rows_that_each_example_chooses_by_drawn_numbers():
     with tf.Graph().as_default():
         x = v1.placeholder(tf.float32, [4, 6, 5])
         drawn = tf.random.stateless_uniform([4, 2], [1, 2], 0, 6, tf.int32)
-        assert batch_axis(tf.gather(x, drawn, batch_dims=1), 4, {x.name: 0}) == 0
-        assert batch_axis(tf.gather(x, tf.reduce_sum(drawn), axis=1), 4, {x.name: 0}) == 0
+        assert batch_axis(tf.gather(x, drawn, batch_dims=1), 4, {x.name: Axis()}) == 0
+        assert batch_axis(tf.gather(x, tf.reduce_sum(drawn), axis=1), 4, {x.name: Axis()}) == 0
 
 
 def test_a_deep_network_and_a_loop_of_tensorflow_1_are_followed():
@@ -91,10 +100,10 @@ def test_a_deep_network_and_a_loop_of_tensorflow_1_are_followed():
         x = y = v1.placeholder(tf.float32, [4, 5])
         for _ in range(1200):
             y = y + 1
-        assert batch_axis(y, 4, {x.name: 0}) == 0
+        assert batch_axis(y, 4, {x.name: Axis()}) == 0
         v1.disable_control_flow_v2()
         try:
             _, z = v1.while_loop(lambda i, z: i < 3, lambda i, z: (i + 1, z * x), [0, x])
         finally:
             v1.enable_control_flow_v2()
-        assert batch_axis(z, 4, {x.name: 0}) == 0
+        assert batch_axis(z, 4, {x.name: Axis()}) == 0

@@ -11,6 +11,7 @@ from tower_train import errors
 from tower_train.fronts import compat, meeting, parts
 from tower_train.fronts.parts import Cut, Size
 from tower_train.graph import context, xla
+from tower_train.graph.batch_axis import Axis
 
 Drawn = tuple[tf.Tensor, Callable]  # a tower's rows of a larger draw, and a function that draws them as usual
 
@@ -66,7 +67,8 @@ def drawn_for_more(
             return function(**given)
         more = function(**given | {"shape": (chosen[0], *sizes[1:])})
         kept = tf.gather(more, chosen[1])
-        context.current().batch_axes[kept.name] = 0  # so that what is made of them is normalised over all towers too
+        # so that what is made of them is normalised over all towers too
+        context.current().batch_axes[kept.name] = Axis()
         # A draw with a state of its own would come to other numbers in the next step; others begin with the same.
         has_state = "seed2" in given
         cut.append((kept, functools.partial(function, **given) if has_state else lambda: more[: tf.shape(kept)[0]]))

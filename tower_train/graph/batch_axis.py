@@ -3,10 +3,21 @@
 Sizes alone do not tell: a sequence may be as long as the batch.
 """
 
+from typing import NamedTuple
+
 import tensorflow as tf
 
 v1 = tf.compat.v1
-Axes = dict[str, int | None]  # {a tensor's name: its axis of examples}
+
+
+class Axis(NamedTuple):
+    """An axis of examples."""
+
+    number: int = 0
+    rows: int = 1  # before each example's: those of one after the other if [time, batch, ...] is [time * batch, ...]
+
+
+Axes = dict[str, Axis | None]  # {a tensor's name: its axis of examples}
 
 _REARRANGING = frozenset(  # axes, also if the result has as many
     "All Any BatchMatMulV2 BatchMatMulV3 ConjugateTranspose Einsum EuclideanNorm Gather GatherNd GatherV2 MatMul Max "
@@ -30,16 +41,17 @@ def batch_axis(tensor: tf.Tensor, batch: int | None, known: Axes) -> int | None:
             stack += waiting
         elif stack.pop().name not in known:
             axis = _axis(each, known)
-            size = each.shape[axis] if axis is not None else None
+            size = each.shape[axis.number] if axis else None
             # a multiple of the batch is several rows an example; any other size is another axis
             known[each.name] = None if batch and size is not None and size % batch else axis
-    return known[tensor.name]
+    axis = known[tensor.name]
+    return axis and axis.number
 
 
-def _axis(tensor: tf.Tensor, known: Axes) -> int | None:
+def _axis(tensor: tf.Tensor, known: Axes) -> Axis | None:
     """Returns the axis, given the axes of the operation's inputs."""
     op, rank = tensor.op, tensor.shape.rank
-    of_examples = [each for each in op.inputs if known.get(each.name) is not None and each.shape.rank]
+    of_examples = [each for each in op.inputs if known.get(each.name) and each.shape.rank]
     if not of_examples or rank is None:
         return None
     source = max(of_examples, key=lambda each: each.shape.rank)  # the others are broadcast to it
@@ -47,11 +59,12 @@ def _axis(tensor: tf.Tensor, known: Axes) -> int | None:
     if op.type == "Reshape":
         return _reshaped(source.shape, tensor.shape, axis)
     if op.type == "BroadcastTo":
-        return axis + rank - source.shape.rank
+        return axis._replace(number=axis.number + rank - source.shape.rank)
     # of a variable the rows are looked up; they have further axes behind those of their indices
     if op.type == "ResourceGather" or (rank == source.shape.rank and op.type not in _REARRANGING):
         return axis
-    return _inferred(tensor, known)
+    number = _inferred(tensor, known)
+    return None if number is None else axis._replace(number=number)
 
 
 def _inferred(tensor: tf.Tensor, known: Axes) -> int | None:
@@ -63,8 +76,8 @@ def _inferred(tensor: tf.Tensor, known: Axes) -> int | None:
         inputs = []
         for each in op.inputs:
             sizes, value = None if each.shape.rank is None else each.shape.as_list(), tf.get_static_value(each)
-            if sizes and (axis := known.get(each.name)) is not None:
-                sizes[axis] = _MARK
+            if sizes and (axis := known.get(each.name)):
+                sizes[axis.number] = _MARK
             elif sizes and (value is None or each.dtype.is_floating):
                 sizes, value = [None] * len(sizes), None  # weights, also if one of their sizes is the batch's
             inputs.append(v1.placeholder(each.dtype, sizes) if value is None else tf.constant(value))
@@ -76,16 +89,16 @@ def _inferred(tensor: tf.Tensor, known: Axes) -> int | None:
     return sizes.as_list().index(_MARK) if sizes.rank and _MARK in sizes.as_list() else None
 
 
-def _reshaped(before: tf.TensorShape, after: tf.TensorShape, axis: int) -> int | None:
+def _reshaped(before: tf.TensorShape, after: tf.TensorShape, axis: Axis) -> Axis | None:
     """Returns the axis that begins after as many numbers; a merged one if it contains the batch."""
     # what is merged or split behind the examples leaves them first
-    if axis == 0 and after.rank and after[0] != 1:
-        return 0
-    skipped, strides = before[:axis].num_elements(), 1
+    if axis == Axis() and after.rank and after[0] != 1:
+        return axis
+    skipped, strides = before[: axis.number].num_elements(), 1
     for i, size in enumerate(after.as_list()):
         if skipped is None or size is None:
-            return i if skipped is None and i == axis else (0 if axis == 0 else None)
-        if strides * size > skipped:
-            return i
+            return axis if axis == Axis() else None
+        if strides * size > skipped * axis.rows:
+            return Axis(i, skipped * axis.rows // strides)
         strides *= size
     return None

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tower_train.graph.batch_axis import Axes
+from tower_train.graph.batch_axis import Axes, Axis
 from tower_train.graph.draws import Draws
 
 
@@ -73,7 +73,7 @@ class Context:
             turn=turn,
             batch=max(batches, default=None),
             draws=draws,
-            batch_axes={tensor.name: 0 for tensor in inputs},
+            batch_axes={tensor.name: Axis() for tensor in inputs},
             graph=tf.compat.v1.get_default_graph(),
             normalized=[],
             statistics=None if self.mean else [],  # towers that meet assign their mean at once
