@@ -82,7 +82,7 @@ class Program:
 
 
 def _is_of_graphs(name: str) -> bool:
-    """Returns whether only a program with graphs uses a name, as functions of TensorFlow 1 take no tensors of Keras 3."""
+    """Returns whether only a program with graphs uses a name: functions of TensorFlow 1 take no tensors of Keras 3."""
     root, *parts = names.one_name(name).split(".")
     is_old = root == "tensorflow" and parts and parts[0] not in _names_of_tensorflow_2() | _OF_NO_GRAPHS
     return is_old or not _OF_GRAPHS.isdisjoint(parts)
