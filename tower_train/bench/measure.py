@@ -144,26 +144,24 @@ def in_rounds(
     `start` starts a side's process; all are alive at once, so that ratios within a round are of the same minutes. With
     `together` they also start at once, which on a machine with many cores saves minutes.
     """
-    results = [Result(side) for side in sides]
+    live: list[tuple[Result, Worker]] = []
     with contextlib.ExitStack() as stack:
-        live = {result.side.name: stack.enter_context(start(result.side)) for result in results} if together else {}
-        for result in results:
-            if not together:
-                live[result.side.name] = stack.enter_context(start(result.side))
-            ready = live[result.side.name].answer()
-            result.first_step_secs, result.examples_per_step = ready["first_step_secs"], ready["examples_per_step"]
-            console.notice(f"{result.side.title} is ready")
+        workers = (stack.enter_context(start(side)) for side in sides)
+        for side, worker in zip(sides, list(workers) if together else workers, strict=True):
+            ready = worker.answer()
+            live.append((Result(side, {}, ready["first_step_secs"], ready["examples_per_step"]), worker))
+            console.notice(f"{side.title} is ready")
         for number in range(rounds):
-            for result in random.Random(number).sample(results, len(results)):
-                answer = live[result.side.name].measure(seconds)
+            for result, worker in random.Random(number).sample(live, len(live)):
+                answer = worker.measure(seconds)
                 result.rates[number] = answer["steps"] * result.examples_per_step / answer["seconds"]
                 result.idle_secs += answer["idle_secs"]
                 result.idle_cpu_secs += answer["idle_cpu_secs"]
             console.notice(f"round {number + 1} of {rounds} is done")
-        for result in results:
-            peaks = live[result.side.name].stop()
+        for result, worker in live:
+            peaks = worker.stop()
             result.peak_bytes, result.card_bytes = peaks["peak_bytes"], peaks["card_bytes"]
-    return results
+    return [result for result, _ in live]
 
 
 def compare(results: Sequence[Result], on_gpus: bool = False) -> Sequence[Result]:
