@@ -1,6 +1,7 @@
 """--keep_best and --early_stopping_patience_epochs."""
 
 import dataclasses
+import json
 import os
 import types
 
@@ -111,6 +112,26 @@ def test_a_best_checkpoint_that_cannot_be_kept_ends_no_run(scripted, tmp_path, c
     assert result.stopped_by == "last step"
     assert "*** The best checkpoint cannot be kept (" in capsys.readouterr().out
     assert (tmp_path / "best").read_text() == "mine"
+
+
+def test_the_best_begins_anew_once_it_is_to_be_kept(tmp_path, capsys):
+    """All evaluations are equal: else the first start's would stay the best, without a checkpoint."""
+    options = dict(learning_rate=1e-30, eval_every_steps=5, early_stopping_patience_epochs=100)
+    jobs.train_toy(tmp_path, max_steps=10, **options)
+    jobs.train_toy(tmp_path, max_steps=20, keep_best=True, **options)
+    told = capsys.readouterr().out
+    assert "*** The best checkpoint until now, of step 5, was not kept. It begins anew." in told
+    assert kept(tmp_path) == list_files(10), "which the second start begins with"
+
+
+def test_a_run_that_has_ended_early_stays_so_if_another_metric_chooses(tmp_path, capsys):
+    options = dict(OPTIONS, learning_rate=1e-30, max_steps=400, early_stopping_patience_epochs=1)
+    step = jobs.train_toy(tmp_path, **options).step
+    content = jobs.read_json(tmp_path, "best.json")
+    (tmp_path / "best.json").write_text(json.dumps(content | {"metric": "another"}))
+    result = jobs.train_toy(tmp_path, **options)
+    assert (result.step, result.stopped_by) == (step, "no gain") and step < 400
+    assert "*** Until now the max of another was the best" in capsys.readouterr().out
 
 
 def opened(folder, step=0, keep_best=False, patience=5):

@@ -138,7 +138,8 @@ class Training:
     def stop_reason(self) -> StopReason | None:
         """Returns the reason of this worker to end the run before its last step; None if there is none."""
         # if there are several, the one that a user should hear of
-        if self.evaluations and self.evaluations.best.is_over:
+        was_over = self.plan.end < self.plan.last_step  # before this start, in all workers
+        if was_over or (self.evaluations and self.evaluations.best.is_over):
             return StopReason.NO_GAIN
         if self.received.stopping:
             return StopReason(self.received.stopping.name)

@@ -17,13 +17,19 @@ from tower_train.run_dir import checkpoint, directory, disk, logs
 
 def path(run_dir: directory.RunDirectory) -> str:
     """Returns the path of the best checkpoint; RunError if none was kept."""
+    if kept := _kept(run_dir, run_dir.read(directory.BEST)):
+        return kept
+    raise errors.RunError(
+        f"--best: {run_dir.path / directory.BEST_FOLDER} holds no checkpoint. Train with --keep_best, or leave --best "
+        "out for the newest one."
+    )
+
+
+def _kept(run_dir: directory.RunDirectory, state: dict) -> str | None:
+    """Returns the path of the checkpoint that a state, of best.json, calls the best; None if it was not kept."""
     folder = run_dir.path / directory.BEST_FOLDER
-    best = folder / f"{checkpoint.PREFIX}-{run_dir.read(directory.BEST).get('best', {}).get('step')}"
-    if str(best) not in checkpoint.existing(folder):
-        raise errors.RunError(
-            f"--best: {folder} holds no checkpoint. Train with --keep_best, or leave --best out for the newest one."
-        )
-    return str(best)
+    best = str(folder / f"{checkpoint.PREFIX}-{state.get('best', {}).get('step')}")
+    return best if best in checkpoint.existing(folder) else None
 
 
 class Best:
@@ -39,7 +45,8 @@ class Best:
 
     def compare_by(self, name: str, mode: str | None) -> list[str]:
         """Sets the metric by which evaluations are compared, before the first one; returns lines to print. Forgets
-        earlier starts that compared by another one. ConfigError if it is needed and unknown which values are best."""
+        earlier starts that compared by another one, or kept no checkpoint. ConfigError if it is needed and unknown
+        which values are best."""
         if self.is_used and mode is None:
             option = "keep_best" if self._keep else "early_stopping_patience_epochs"
             raise errors.ConfigError(
@@ -47,13 +54,14 @@ class Best:
                 f"as in mode={{{name!r}: 'min'}}."
             )
         before = self._state
-        if not before or (before["metric"], before["mode"]) == (name, mode):
+        if before and (before["metric"], before["mode"]) != (name, mode):
+            why = f"Until now the {before['mode']} of {before['metric']} was the best, now the {mode} of {name} is."
+        elif before and self._keep and not _kept(self._run_dir, before):
+            why = f"The best checkpoint until now, of step {before['best']['step']}, was not kept."
+        else:
             return []
         self._state = {}
-        return [
-            f"*** Until now the {before['mode']} of {before['metric']} was the best, now the {mode} of {name} is. It "
-            "begins anew."
-        ]
+        return [f"*** {why} It begins anew."]
 
     @property
     def is_news(self) -> bool:
