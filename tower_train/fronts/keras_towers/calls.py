@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.fronts import compat, meeting, parts
+from tower_train.fronts import compat, meeting, parts, placement
 from tower_train.fronts.averages import linked
 from tower_train.fronts.keras_building import output_names
 from tower_train.fronts.keras_towers.step import NOTED, Step
@@ -157,7 +157,7 @@ def _joined_by_device(grads: Sequence[tf.Tensor], variables: Sequence) -> list[t
     are connected."""
     ones, joined = {}, []
     for grad, variable in zip(grads, variables, strict=True):
-        device = (compat.storage(variable) if isinstance(variable, keras.Variable) else variable).device
+        device = placement.of(variable)
         with tf.device(device):
             one = ones.setdefault((device, grad.dtype), tf.ones([], grad.dtype))
             joined.append(grad * one)
