@@ -70,6 +70,12 @@ def test_an_embedding_in_a_variable_has_the_axis_of_its_indices():
         assert batch_axis(tf.nn.embedding_lookup(table, tf.transpose(words)), 4, {words.name: Axis()}) == 1
 
 
+def test_examples_may_be_constants():
+    with tf.Graph().as_default():
+        x = tf.ones([4, 7, 5])
+        assert batch_axis(tf.transpose(x, [1, 0, 2]), 4, {x.name: Axis()}) == 1
+
+
 def test_what_is_merged_before_the_examples_is_split_again():
     with tf.Graph().as_default():
         x = v1.placeholder(tf.float32, [4, 7, 5])

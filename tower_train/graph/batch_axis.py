@@ -63,23 +63,27 @@ def _axis(tensor: tf.Tensor, known: Axes) -> Axis | None:
     # of a variable the rows are looked up; they have further axes behind those of their indices
     if op.type == "ResourceGather" or (rank == source.shape.rank and op.type not in _REARRANGING):
         return axis
-    number = _inferred(tensor, known)
+    number = _inferred(tensor, known, source.shape[axis.number])
     return None if number is None else axis._replace(number=number)
 
 
-def _inferred(tensor: tf.Tensor, known: Axes) -> int | None:
-    """Returns the axis which has a size of _MARK, as TensorFlow infers it, if the inputs' axes of examples have it."""
+def _inferred(tensor: tf.Tensor, known: Axes, batch: int | None) -> int | None:
+    """Returns the axis which has a size of _MARK, as TensorFlow infers it, if the inputs' axes of examples have it, and
+    not `batch`."""
     op, attributes = tensor.op, dict(tensor.op.node_def.attr)
     if op.type == "StridedSlice":  # only some examples: batch_axis compares the sizes
         attributes |= {"begin_mask": _WHOLE, "end_mask": _WHOLE}
     with tf.Graph().as_default() as scratch:
         inputs = []
         for each in op.inputs:
-            sizes, value = None if each.shape.rank is None else each.shape.as_list(), tf.get_static_value(each)
-            if sizes and (axis := known.get(each.name)):
+            axis, rank, value = known.get(each.name), each.shape.rank, None
+            sizes = None if rank is None else each.shape.as_list()
+            if axis and rank:
                 sizes[axis.number] = _MARK
-            elif sizes and (value is None or each.dtype.is_floating):
-                sizes, value = [None] * len(sizes), None  # weights, also if one of their sizes is the batch's
+            elif rank:  # there may be as many weights
+                sizes = [None if size == batch else size for size in sizes]
+            if not axis and rank in (0, 1):  # numbers of axes, and the like
+                value = tf.get_static_value(each)
             inputs.append(v1.placeholder(each.dtype, sizes) if value is None else tf.constant(value))
         try:
             inferred = scratch.create_op(op.type, inputs, [each.dtype for each in op.outputs], attrs=attributes)
