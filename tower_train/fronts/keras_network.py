@@ -14,15 +14,7 @@ import keras
 import tensorflow as tf
 
 from tower_train import errors, layers
-from tower_train.fronts import compat
-from tower_train.fronts.keras_building import (
-    TowerScope,
-    as_initializer,
-    build_isolated,
-    features_fault,
-    floatx,
-    named_variables,
-)
+from tower_train.fronts import compat, keras_building
 from tower_train.graph import context
 from tower_train.normalization import moving_collections, normalize, note
 
@@ -55,7 +47,7 @@ def keras_network(
 
     @functools.cache
     def network(dtype: str) -> _Network:
-        return build_isolated(lambda assigned: _Network(build(), dtype, assigned, param_group), dtype)
+        return keras_building.build_isolated(lambda assigned: _Network(build(), dtype, assigned, param_group), dtype)
 
     def inference(features, training: bool):
         dtypes = [tensor.dtype for tensor in tf.nest.flatten(features) if tensor.dtype.is_floating]
@@ -75,10 +67,10 @@ class _Network:
                 "return a keras.Model made from a keras.Input, or call the model's build()."
             )
         self._model, self._dtype, self._param_group = model, dtype, param_group
-        self._variables = named_variables(model)
+        self._variables = keras_building.named_variables(model)
         self._generators = {id(v): name.rpartition("/")[0] for name, v in self._variables.items()}
         self._initializers = {
-            name: as_initializer(v, assigned.get_current_value(v)) for name, v in self._variables.items()
+            name: keras_building.as_initializer(v, assigned.get_current_value(v)) for name, v in self._variables.items()
         }
         self._moving: set[int] = set()  # ids of variables that follow the batch statistics
         self._in_graph: dict[int, tf.Variable] = {}  # by id of the model's: of the tower being built
@@ -90,14 +82,14 @@ class _Network:
 
     def __call__(self, features, training: bool):
         self._in_graph = self._graph_variables()
-        if fault := features_fault(self._model, features):
+        if fault := keras_building.features_fault(self._model, features):
             raise errors.GraphError(f"keras_network: {fault}")
         values = [(v, tf.convert_to_tensor(self._in_graph[id(v)])) for v in self._variables.values()]
         moments = compat.moments_of_graph(lambda v: self._in_graph[id(v)])  # they may be a checkpoint's
-        with floatx(self._dtype), compat.drawn_by(self._draw), moments, contextlib.ExitStack() as stack:
+        with keras_building.floatx(self._dtype), compat.drawn_by(self._draw), moments, contextlib.ExitStack() as stack:
             for layer, name, make in self._replaced:  # the model may be the user's
                 stack.enter_context(compat.replaced(layer, name, make()))
-            scope = stack.enter_context(TowerScope(values))
+            scope = stack.enter_context(keras_building.TowerScope(values))
             outputs = self._model(features, training=training)
         if scope.losses:
             raise errors.GraphError(
