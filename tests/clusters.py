@@ -8,7 +8,7 @@ import jobs
 import tensorflow as tf
 
 from tower_train import Config, host, train
-from tower_train.cluster import membership
+from tower_train.cluster import membership, store
 from tower_train.cluster.task import Policy, Task
 from tower_train.graph import devices
 
@@ -67,5 +67,4 @@ def write_to_store(host, text, rows=range(2)):
     config = tf.compat.v1.ConfigProto(operation_timeout_in_ms=2000)
     with tf.Graph().as_default(), tf.compat.v1.Session(f"grpc://{host}", config=config) as session:
         for row in rows:
-            place = tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=f"row/{row}", container="store")
-            session.run(tf.raw_ops.AssignVariableOp(resource=place, value=text))
+            session.run(store.place(f"row/{row}", text)[0])

@@ -19,7 +19,7 @@ from tower_train.cluster import failures
 from tower_train.cluster.agreement import Agreement
 from tower_train.cluster.heartbeat import WAITING_SECS, Heartbeat
 from tower_train.cluster.rendezvous import LEAVING, RESIZED
-from tower_train.cluster.store import Store, WorkerState, reason_unreached
+from tower_train.cluster.store import Store, WorkerState, place, reason_unreached
 from tower_train.cluster.task import RESIZES, Policy, Task
 from tower_train.console import say
 from tower_train.graph.devices import Devices
@@ -229,9 +229,7 @@ class WorkerMembership(Membership):
         host, timeout_ms = self.task.hosts[index], round(1000 * min(2.0, self._policy.worker_timeout_secs))
         config = v1.ConfigProto(device_filters=[f"/job:worker/task:{index}"], operation_timeout_in_ms=timeout_ms)
         with tf.Graph().as_default(), tf.device(f"/job:worker/task:{index}/cpu:0"):
-            place = tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name="start", container="store")
-            write = tf.raw_ops.AssignVariableOp(resource=place, value=start_id)
-            read = tf.raw_ops.ReadVariableOp(resource=place, dtype=tf.string)
+            write, read = place("start", start_id)
             with v1.Session(self.target, config=config) as session:
                 session.run(write)
             try:

@@ -28,6 +28,13 @@ def reason_unreached(host: str, timeout_secs: float) -> str:
     return ""
 
 
+def place(name: str, text: tf.Tensor | str) -> tuple[tf.Operation, tf.Tensor]:
+    """Makes the operations that write a text to a place on the server of the default device, and read it."""
+    handle = tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=name, container="store")
+    write = tf.raw_ops.AssignVariableOp(resource=handle, value=text)
+    return write, tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.string)
+
+
 class WorkerState(str, enum.Enum):
     """Progress of a worker. OVER is the chief's last state, GONE the others'."""
 
@@ -104,14 +111,8 @@ class Store:
         with tf.Graph().as_default() as self.graph, tf.device(f"{_SERVER}/cpu:0"):
             self._text = v1.placeholder(tf.string, [])
             self._rows, self._labels, self._states = (
-                [self._place(f"{kind}/{i}") for i in range(len(task.hosts))] for kind in ("row", "label", "state")
+                [place(f"{kind}/{i}", self._text) for i in range(len(task.hosts))] for kind in ("row", "label", "state")
             )
-
-    def _place(self, name: str) -> tuple[tf.Operation, tf.Tensor]:
-        """Returns the operations that write the fed text to a place on the server, and read it."""
-        place = tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=name, container="store")
-        write = tf.raw_ops.AssignVariableOp(resource=place, value=self._text)
-        return write, tf.raw_ops.ReadVariableOp(resource=place, dtype=tf.string)
 
     def clear(self) -> None:
         """Empties all rows; for the chief, before any exchange."""
