@@ -135,6 +135,32 @@ def test_initial_values_are_those_of_one_device(tmp_path):
     assert random.getstate() == of_python  # which seeds the initializers of Keras
 
 
+@pytest.mark.parametrize("is_version_1", [False, True])
+def test_numbers_for_rows_and_for_elements_of_sequences_are_those_of_one_device(tmp_path, is_version_1):
+    """Also where == compares objects, as by disable_v2_behavior."""
+
+    def drawing(features, labels, mode):
+        rows, times = tf.unstack(tf.shape(features["tokens"]))
+        by_element = tf.reshape(tf.random.uniform([rows * times]), [rows, times])
+        drawn = tf.reduce_sum(by_element, axis=1) + tf.random.uniform([rows])
+        loss = tf.reduce_mean(labels * tf.cast(drawn, labels.dtype)) * v1.get_variable("w", [], labels.dtype)
+        train_op = v1.train.GradientDescentOptimizer(1.0).minimize(loss, v1.train.get_global_step())
+        return tf_estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    def trained(towers):
+        estimator = make(tmp_path / str(towers), towers, drawing)
+        examples = {"tokens": np.zeros([24, 5], np.int32)}, np.arange(24.0)
+        batches = lambda: tf.data.Dataset.from_tensor_slices(examples).batch(12 // towers)  # noqa: E731
+        return estimator.train(batches, steps=2).get_variable_value("w")
+
+    if is_version_1:
+        v1.disable_tensor_equality()
+    try:
+        assert trained(2) == pytest.approx(trained(1))
+    finally:
+        v1.enable_tensor_equality()
+
+
 def with_keras_metrics(features, labels, mode, params):
     mean, error = keras.metrics.Mean(name="average"), keras.metrics.MeanAbsoluteError()
     mean.update_state(labels)
