@@ -135,10 +135,7 @@ def test_initial_values_are_those_of_one_device(tmp_path):
     assert random.getstate() == of_python  # which seeds the initializers of Keras
 
 
-@pytest.mark.parametrize("is_version_1", [False, True])
-def test_numbers_for_rows_and_for_elements_of_sequences_are_those_of_one_device(tmp_path, is_version_1):
-    """Also where == compares objects, as by disable_v2_behavior."""
-
+def test_numbers_for_rows_and_for_elements_of_sequences_are_those_of_one_device(tmp_path):
     def drawing(features, labels, mode):
         rows, times = tf.unstack(tf.shape(features["tokens"]))
         by_element = tf.reshape(tf.random.uniform([rows * times]), [rows, times])
@@ -153,12 +150,7 @@ def test_numbers_for_rows_and_for_elements_of_sequences_are_those_of_one_device(
         batches = lambda: tf.data.Dataset.from_tensor_slices(examples).batch(12 // towers)  # noqa: E731
         return estimator.train(batches, steps=2).get_variable_value("w")
 
-    if is_version_1:
-        v1.disable_tensor_equality()
-    try:
-        assert trained(2) == pytest.approx(trained(1))
-    finally:
-        v1.enable_tensor_equality()
+    assert trained(2) == pytest.approx(trained(1))
 
 
 def with_keras_metrics(features, labels, mode, params):

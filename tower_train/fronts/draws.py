@@ -127,7 +127,7 @@ def _rows_of_draw(
         return None
     chosen, rows = cuts[0], tf.range(size)
     for each in reversed(cuts):
-        fits = tf.equal(size % each.rows, 0)  # in TensorFlow 1's mode == asks whether it is this object
+        fits = tf.equal(size % each.rows, 0)  # in an Estimator's graph == compares objects
         chosen = each if is_static else Cut(*(tf.where(fits, *pair) for pair in zip(each, chosen, strict=True)))
     kept = rows // chosen.rows * chosen.batch + chosen.begin + rows % chosen.rows
     return (size + chosen.rows - 1) // chosen.rows * chosen.batch, kept
