@@ -194,3 +194,37 @@ def test_towers_that_update_otherwise_are_named(tmp_path):
 
     with pytest.raises(errors.GraphError, match=r"tower_0 is at the gradients \(no. 1\) of w, .* tower_1 at the end"):
         count_updates(tmp_path, update, 2)
+
+
+def test_what_a_model_fn_assigns_is_assigned_once(tmp_path):
+    """By methods, by functions of TensorFlow 1, with references (its variables without resources) too."""
+
+    def fn(features, labels, mode):
+        ops = []
+        for use_resource in (False, True):
+            counts = v1.get_variable(
+                f"counts{use_resource}",
+                [3],
+                initializer=v1.ones_initializer(),
+                trainable=False,
+                use_resource=use_resource,
+            )
+            with tf.control_dependencies([v1.assign_add(counts, [0.0, 0.0, 1.0])]):
+                ops += [v1.scatter_add(counts, [0], [1.0])]
+            with tf.control_dependencies(ops), tf.control_dependencies([v1.scatter_nd_add(counts, [[1]], [1.0])]):
+                ops += [
+                    counts.scatter_mul(tf.IndexedSlices([2.0], [1]))
+                    if use_resource
+                    else v1.scatter_mul(counts, [1], [2.0])
+                ]
+        w = v1.get_variable("w", [], tf.float64, v1.zeros_initializer())
+        with tf.control_dependencies(ops):
+            sgd = v1.train.GradientDescentOptimizer(1.0)
+            train_op = sgd.minimize(w * tf.reduce_mean(labels), v1.train.get_global_step())
+        return tf_estimator.EstimatorSpec(mode, loss=w.read_value(), train_op=train_op)
+
+    for towers in (1, 3):
+        estimator = tf_estimator.Estimator(fn, str(tmp_path / str(towers)), tf_estimator.RunConfig(num_gpus=towers))
+        estimator.train(lambda: input_fn(epochs=None), steps=2)
+        for kind in (False, True):
+            np.testing.assert_array_equal(estimator.get_variable_value(f"counts{kind}"), [3, 10, 3])

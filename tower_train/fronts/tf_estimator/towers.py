@@ -19,17 +19,6 @@ from tower_train.graph.devices import HOST
 v1 = tf.compat.v1
 # Each tower has its own: its total loss must not contain another's losses.
 _OF_ONE_TOWER = (v1.GraphKeys.LOSSES, v1.GraphKeys.UPDATE_OPS, v1.GraphKeys.SUMMARIES)
-_ASSIGNMENTS = (
-    "assign",
-    "assign_add",
-    "assign_sub",
-    "scatter_add",
-    "scatter_sub",
-    "scatter_update",
-    "scatter_nd_add",
-    "scatter_nd_sub",
-    "scatter_nd_update",
-)
 
 
 def assign(pairs) -> tf.Operation:
@@ -80,8 +69,6 @@ class ModelTowers(meeting.Towers):
         Raises:
           GraphError: towers that cannot be averaged; the message names what differs.
         """
-        for variable in (*v1.global_variables(), *v1.local_variables()):
-            self._only_by_the_first(variable)
         if mode == api.ModeKeys.TRAIN:
             self._training.before_update = self._assign_noted
         normalization.replace_functions()
@@ -148,6 +135,8 @@ class ModelTowers(meeting.Towers):
             self._training.averages.inside(tower, inputs, self._training.batch_norm),
             v1.name_scope(prefix) if tower.place else contextlib.nullcontext(),
             compat.collections_without(prefix) if tower.place else contextlib.nullcontext(),
+            # The first tower alone moves averages and counts.
+            compat.assigning_nothing() if tower.place else contextlib.nullcontext(),
             tf.variable_creator_scope(self._creator(tower)),
             # The dtype of a comparison in float64, else the scope's own.
             v1.variable_scope(scope, reuse=reuse, custom_getter=shared, dtype=compat.floatx_here()),
@@ -211,7 +200,6 @@ class ModelTowers(meeting.Towers):
             self._balance.add(variable)
             self._creating.pop()
             there.append(variable)
-            self._only_by_the_first(variable)
             return variable
 
         return create
@@ -220,14 +208,6 @@ class ModelTowers(meeting.Towers):
         if tower.place and self._created.get(name):  # its type may follow from an initial value, which reuse ignores
             dtype = self._created[name][0].dtype.base_dtype
         return getter(name, shape, dtype, *args, **kwargs)
-
-    def _only_by_the_first(self, variable: tf.Variable) -> None:
-        """Makes assignments of later towers reads: the first tower alone moves averages and counts."""
-        if self._training.num_towers == 1:
-            return
-        for name in _ASSIGNMENTS:
-            if method := getattr(variable, name, None):
-                setattr(variable, name, functools.partial(_by_the_first, variable, method))
 
     def _assign_noted(self) -> list[tf.Operation]:
         """Assigns what the Keras layers of all towers have come to since the last call: the mean over the towers of
@@ -242,8 +222,3 @@ class ModelTowers(meeting.Towers):
         if pairs:
             self._assignments.append(assign(pairs))
         return self._assignments
-
-
-def _by_the_first(variable: tf.Variable, method: Callable, *args, **kwargs):
-    tower = meeting.current()
-    return method(*args, **kwargs) if tower is None or tower.place == 0 else tf.identity(variable)
