@@ -60,7 +60,8 @@ def range_test(workload, config: Config, steps: int = _STEPS) -> tuple[np.ndarra
     )
     plan, notes = plan_trial(workload, config)
     built, examples = build_step(plan), plan.examples
-    rates, losses = np.geomspace(_LOWEST, _HIGHEST, steps), []
+    losses: list[float] = []
+    rates = np.geomspace(_LOWEST, _HIGHEST, steps)
     notice = [f"*** {examples.notice}"] if examples.notice else []
     console.say(f"data:     {examples.name}", *notice, *notes, *built.notes)
     with (
