@@ -120,10 +120,24 @@ def test_batch_normalisation_by_tower_is_not_said_to_be_one_device():
 
 def test_takes_what_fit_takes_and_other_rows_in_each_step(monkeypatch):
     rows, train_on = [], compat.train_on
-    monkeypatch.setattr(compat, "train_on", lambda model, batch: rows.append(batch[1]) or train_on(model, batch))
+    monkeypatch.setattr(compat, "train_on", lambda *args: rows.append(args[1][1]) or train_on(*args))
     data = tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(X), Y, WEIGHTS)).batch(5)
     assert "2 equal 1 on this network" in parallel().check(data)
     assert np.concatenate(rows).tolist() == [*Y, *Y]  # on one device, in towers
+
+
+class Scaled(keras.layers.Layer):
+    """Multiplies by the number of examples, if the shape tells it."""
+
+    def call(self, inputs):
+        return inputs * (inputs.shape[0] or 1)
+
+
+def test_batches_of_no_fixed_size_are_compared_as_such():
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).repeat()
+    assert "2 equal 1 on this network" in parallel(Scaled()).check(data.batch(4))
+    with pytest.raises(errors.GraphError, match="2 towers differ from 1"):
+        parallel(Scaled()).check(data.batch(4, drop_remainder=True))
 
 
 def test_a_first_fit_compares_few_examples_if_it_takes_long_and_then_trains_as_if_it_had_not(

@@ -96,6 +96,19 @@ def test_what_is_not_a_mean_over_examples_is_found(tmp_path):
         tf_estimator.check(make(tmp_path, 2, summed), input_fn)
 
 
+def test_batches_of_no_fixed_size_are_compared_as_such(tmp_path):
+    def fn(features, labels, mode):
+        weights = v1.get_variable("weights", [3], tf.float64, v1.zeros_initializer())
+        errors_squared = tf.square(tf.linalg.matvec(features["x"], weights) - labels)
+        loss = tf.reduce_sum(errors_squared) / (labels.shape[0] or 4)  # a mean only if the size is known
+        step = v1.train.GradientDescentOptimizer(0.01).minimize(loss, v1.train.get_global_step())
+        return tf_estimator.EstimatorSpec(mode, loss=loss, train_op=step)
+
+    tf_estimator.check(make(tmp_path, 2, fn), lambda: input_fn().unbatch().batch(4, drop_remainder=True))
+    with pytest.raises(errors.GraphError, match="weights by"):
+        tf_estimator.check(make(tmp_path, 2, fn), input_fn)
+
+
 @pytest.mark.parametrize(
     ("towers", "given", "error"),
     [

@@ -403,12 +403,14 @@ def take_constants(model: keras.Model) -> None:
 
 
 def batches(x, y, sample_weight, size: int) -> Iterator[tuple]:
-    """Yields batches of eager tensors from whatever `fit` takes; arrays in batches of a size."""
+    """Yields batches of eager tensors, each with the data set's element_spec, from whatever `fit` takes; arrays in
+    batches of a size."""
     adapter = data_adapters.get_data_adapter(x, y, sample_weight, batch_size=size)
     with eager_mode():
         adapter.on_epoch_begin()
         try:
-            yield from not_tuned(adapter.get_tf_dataset())
+            dataset = not_tuned(adapter.get_tf_dataset())
+            yield from ((batch, dataset.element_spec) for batch in dataset)
         finally:
             adapter.on_epoch_end()
 
@@ -455,10 +457,10 @@ def random_states_kept() -> Iterator[None]:
                 seed_generator.global_seed_generator()
 
 
-def train_on(model: keras.Model, batch) -> None:
-    """Does a step of `fit` on a batch; train_on_batch would make a triple of it."""
+def train_on(model: keras.Model, batch, spec) -> None:
+    """Does a step of `fit` on a batch of a data set of this element_spec; train_on_batch would make a triple of it."""
     model.make_train_function()
-    model.train_function(iter([batch]))
+    model.train_function(iter(as_dataset([batch], spec)))
 
 
 def build_losses_and_metrics(model: keras.Model, x, y) -> None:

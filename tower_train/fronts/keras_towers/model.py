@@ -93,8 +93,8 @@ class TowerModel(keras.Model):
           ConfigError: too few examples.
           GraphError: the towers differ by more than rounding; the message names the variable.
         """
-        batches = proof.first_batches((x, y, sample_weight), self.num_towers)
-        return proof.compare_steps(self, batches).proved().line
+        batches, spec = proof.first_batches((x, y, sample_weight), self.num_towers)
+        return proof.compare_steps(self, batches, spec).proved().line
 
     def of_towers(self, count: int, batch_norm: str) -> "TowerModel":
         """Returns the same in so many towers of this process alone, whose variables are there, for a comparison."""

@@ -31,7 +31,7 @@ def first_step(parallel, train: Callable) -> Callable:
         batches = list(itertools.islice(iterator, parallel.steps_per_execution))
         if batches:
             with compat.random_states_kept():
-                compare = functools.partial(compare_steps, parallel, batches, is_first=True)
+                compare = functools.partial(compare_steps, parallel, batches, iterator.element_spec, is_first=True)
                 console.say(comparison.before_training(compare, _HOW_NOT).line)
         parallel.train_function = train
         return train(iter(compat.as_dataset(batches, iterator.element_spec)) if batches else iterator)
@@ -41,7 +41,7 @@ def first_step(parallel, train: Callable) -> Callable:
 
 @explained()
 @compat.without_tracing_remarks()
-def compare_steps(parallel, batches: Sequence, is_first: bool = False) -> Outcome:
+def compare_steps(parallel, batches: Sequence, spec, is_first: bool = False) -> Outcome:
     """Compares a few steps of a TowerModel with those of its template on one device, and leaves it as it was.
 
     They are computed in float64 if all of the model can be, else in its own dtype.
@@ -49,6 +49,7 @@ def compare_steps(parallel, batches: Sequence, is_first: bool = False) -> Outcom
     Args:
       parallel: compiled. Of several workers each compares by itself as many towers as all have.
       batches: as steps take them; the examples are their first ones.
+      spec: the element_spec of their data set: whether its shapes tell a batch's size, or a program may go other ways.
       is_first: whether nobody asked: then it may be of fewer towers and examples.
 
     Raises ConfigError if there are too few examples, or the model cannot be compared.
@@ -69,7 +70,7 @@ def compare_steps(parallel, batches: Sequence, is_first: bool = False) -> Outcom
     def compare(dtype: str) -> Outcome:
         float64 = compat.in_float64(variables) if dtype == "float64" else contextlib.nullcontext()
         with float64, compat.replaced(alone, "train_function", None):  # which is traced anew
-            trial = _Trial(variables, alone, rows, is_float64=dtype == "float64")
+            trial = _Trial(variables, alone, rows, spec, is_float64=dtype == "float64")
             several, is_by_tower = parallel.of_towers(count, "global"), parallel.batch_norm_over == "tower"
             by_tower = trial.training(parallel.of_towers(count, "tower")) if is_by_tower else None
 
@@ -110,8 +111,11 @@ def _refuse_less_exact(grads: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> 
 class _Trial:
     """Steps of a model and of its towers, on the same variables, which begin with their present values."""
 
-    def __init__(self, variables: Sequence[keras.Variable], alone: keras.Model, rows: Sequence, is_float64: bool):
+    def __init__(self, variables: Sequence[keras.Variable], alone: keras.Model, rows: Sequence, spec, is_float64: bool):
         """variables: of the model, its optimizers and metrics. alone: the model. rows: a batch for each step."""
+        shapes = [leaf.shape for leaf in tf.nest.flatten(spec) if isinstance(leaf, tf.TensorSpec)]
+        is_fixed = not any(shape.rank and shape[0] is None for shape in shapes)
+        self._spec = tf.data.Dataset.from_tensors(rows[0]).element_spec if is_fixed else spec
         self._before = [(variable, variable.numpy()) for variable in variables]
         self._alone, self._rows, self._is_float64 = alone, rows, is_float64
         metrics, trained = set(map(id, alone.metrics_variables)), set(map(id, alone.trainable_variables))
@@ -138,7 +142,7 @@ class _Trial:
             yield values()
             for batch in self._rows:
                 with updates_noted() as updates:  # when the step is traced
-                    compat.train_on(model, batch)
+                    compat.train_on(model, batch, self._spec)
                 if model is self._alone and self._is_float64:
                     _refuse_less_exact([grad for _, pairs in updates for grad, _ in pairs])
                 yield values()
@@ -146,15 +150,16 @@ class _Trial:
         return lambda begin: list(train(begin))  # as all share the variables
 
 
-def first_batches(data: Sequence, count: int) -> list:
-    """Returns the first batches of what `fit` takes, (x, y, sample_weight), with examples for so many towers."""
-    needed, batches = STEPS * comparison.EACH * count, []
-    for batch in compat.batches(*data, needed):
+def first_batches(data: Sequence, count: int) -> tuple[list, object]:
+    """Returns the first batches of what `fit` takes, (x, y, sample_weight), with examples for so many towers, and the
+    element_spec of their data set."""
+    needed, batches, spec = STEPS * comparison.EACH * count, [], None
+    for batch, spec in compat.batches(*data, needed):  # noqa: B007 - the same for all
         batches.append(batch)
         needed -= int(parts.batch_size(batch))
         if needed <= 0:
             break
-    return batches
+    return batches, spec
 
 
 def _rows(batches: Sequence, count: int, each: int) -> list:

@@ -66,11 +66,14 @@ def _compared(
     """Compares in float64 if model_fn can be computed so, else in its own dtypes. say: tells that it takes long, and is
     then of less; None if all of it was asked for."""
     with tempfile.TemporaryDirectory() as folder:
-        there = _save_examples(estimator, input_fn, f"{folder}/examples", STEPS * comparison.EACH * len(devices))
+        there, is_fixed = _save_examples(
+            estimator, input_fn, f"{folder}/examples", STEPS * comparison.EACH * len(devices)
+        )
         each = comparison.examples_of_tower(there, len(devices))
 
         def compare(dtype: str | None) -> Outcome:
-            train, count, size = functools.partial(_train, folder, estimator, dtype), len(devices), each * len(devices)
+            train, count = functools.partial(_train, folder, estimator, is_fixed, dtype), len(devices)
+            size = each * count
             began = time.monotonic()
             one = train(devices[:1], size)
             if say and comparison.announce(2, 3 * (time.monotonic() - began), _HOW_NOT, say):
@@ -101,6 +104,7 @@ def _compared(
 def _train(
     folder: str,
     estimator,
+    is_fixed: bool,
     dtype: str | None,
     towers: Sequence[str],
     size: int,
@@ -109,14 +113,16 @@ def _train(
 ) -> "_Variables":
     """Trains an Estimator, which begins with these values of its variables, on examples in a folder, `size` a tower.
 
-    Returns the hook that saw its values. dtype: of the examples' numbers; None for their own.
+    Returns the hook that saw its values. is_fixed: whether batches have a fixed size, or their shape does not tell it,
+    as in the training: a program may go other ways then. dtype: of the examples' numbers; None for their own.
     """
 
     def cast(value):
         return tf.cast(value, dtype) if dtype and value.dtype.is_floating else value
 
     def rows() -> tf.data.Dataset:
-        dataset = tf.data.Dataset.load(f"{folder}/examples").batch(size, drop_remainder=True)
+        examples = tf.data.Dataset.load(f"{folder}/examples")
+        dataset = examples.take(examples.cardinality() // size * size).batch(size, drop_remainder=is_fixed)
         dataset = dataset.map(lambda *parts: tf.nest.map_structure(cast, parts if len(parts) > 1 else parts[0]))
         return dataset.repeat()  # a hook that runs an op, as those of GANs, takes a batch for it
 
@@ -143,12 +149,14 @@ def _train(
     return hook
 
 
-def _save_examples(estimator, input_fn: Callable, path: str, number: int) -> int:
-    """Saves the first examples, as a shuffled data set would give each training others; returns how many."""
+def _save_examples(estimator, input_fn: Callable, path: str, number: int) -> tuple[int, bool]:
+    """Saves the first examples, as a shuffled data set would give each training others; returns how many, and whether
+    the data set's batches have a fixed size."""
     with compat.eager_mode(), tf.device(HOST):  # a GPU would compute the count of `take`
         dataset = inputs.checked(estimator._call_input_fn(input_fn, library.api.ModeKeys.TRAIN))
+        sizes = [tf.compat.dimension_value(leaf.shape[0]) for leaf in tf.nest.flatten(dataset.element_spec)]
         dataset.unbatch().take(number).save(path)
-        return int(tf.data.Dataset.load(path).cardinality())
+        return int(tf.data.Dataset.load(path).cardinality()), None not in sizes
 
 
 class _Variables(v1.train.SessionRunHook):
