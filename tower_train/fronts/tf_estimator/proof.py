@@ -66,13 +66,11 @@ def _compared(
     """Compares in float64 if model_fn can be computed so, else in its own dtypes. say: tells that it takes long, and is
     then of less; None if all of it was asked for."""
     with tempfile.TemporaryDirectory() as folder:
-        there, is_fixed = _save_examples(
-            estimator, input_fn, f"{folder}/examples", STEPS * comparison.EACH * len(devices)
-        )
-        each = comparison.examples_of_tower(there, len(devices))
+        examples = _Examples(estimator, input_fn, folder, STEPS * comparison.EACH * len(devices))
+        each = comparison.examples_of_tower(examples.number, len(devices))
 
         def compare(dtype: str | None) -> Outcome:
-            train, count = functools.partial(_train, folder, estimator, is_fixed, dtype), len(devices)
+            train, count = functools.partial(_train, examples, estimator, dtype), len(devices)
             size = each * count
             began = time.monotonic()
             one = train(devices[:1], size)
@@ -101,34 +99,48 @@ def _compared(
         return comparison.in_dtypes(["float64", None], compare)
 
 
+class _Examples:
+    """The first examples of a data set, saved, as a shuffled one would give each training others."""
+
+    def __init__(self, estimator, input_fn: Callable, folder: str, number: int):
+        """folder: for all that a comparison writes."""
+        self.folder, self._path = folder, f"{folder}/examples"
+        with compat.eager_mode(), tf.device(HOST):  # a GPU would compute the count of `take`
+            dataset = inputs.checked(estimator._call_input_fn(input_fn, library.api.ModeKeys.TRAIN))
+            dataset.unbatch().take(number).save(self._path)
+            self.number = int(tf.data.Dataset.load(self._path).cardinality())
+        sizes = [tf.compat.dimension_value(leaf.shape[0]) for leaf in tf.nest.flatten(dataset.element_spec)]
+        # batches' shapes tell their size only if they do in the training: a program may go another way then
+        self._is_fixed = None not in sizes
+
+    def batches(self, size: int, dtype: str | None) -> tf.data.Dataset:
+        """Returns whole batches, over and over; floating-point numbers in a dtype, None for their own."""
+
+        def cast(value):
+            return tf.cast(value, dtype) if dtype and value.dtype.is_floating else value
+
+        dataset = tf.data.Dataset.load(self._path).take(self.number // size * size)
+        dataset = dataset.batch(size, drop_remainder=self._is_fixed)
+        dataset = dataset.map(lambda *parts: tf.nest.map_structure(cast, parts if len(parts) > 1 else parts[0]))
+        return dataset.repeat()  # a hook that runs an op, as those of GANs, takes a batch for it
+
+
 def _train(
-    folder: str,
+    examples: _Examples,
     estimator,
-    is_fixed: bool,
     dtype: str | None,
     towers: Sequence[str],
     size: int,
     begin: Arrays | None = None,
     batch_norm: str = "global",
 ) -> "_Variables":
-    """Trains an Estimator, which begins with these values of its variables, on examples in a folder, `size` a tower.
+    """Trains an Estimator, which begins with these values of its variables, on batches of a size a tower.
 
-    Returns the hook that saw its values. is_fixed: whether batches have a fixed size, or their shape does not tell it,
-    as in the training: a program may go other ways then. dtype: of the examples' numbers; None for their own.
+    Returns the hook that saw its values. dtype: of the examples' numbers; None for their own.
     """
-
-    def cast(value):
-        return tf.cast(value, dtype) if dtype and value.dtype.is_floating else value
-
-    def rows() -> tf.data.Dataset:
-        examples = tf.data.Dataset.load(f"{folder}/examples")
-        dataset = examples.take(examples.cardinality() // size * size).batch(size, drop_remainder=is_fixed)
-        dataset = dataset.map(lambda *parts: tf.nest.map_structure(cast, parts if len(parts) > 1 else parts[0]))
-        return dataset.repeat()  # a hook that runs an op, as those of GANs, takes a batch for it
-
     config, twin, hook = estimator.config, copy.copy(estimator), _Variables(begin or {})
     twin._placed = dataclasses.replace(estimator._placed, towers=tuple(towers))
-    twin._model_dir = tempfile.mkdtemp(dir=folder)
+    twin._model_dir = tempfile.mkdtemp(dir=examples.folder)
     if dtype or not config.is_chief:
         twin._warm_start_settings = None  # values of other dtypes, and the chief alone may be able to read them
     twin._config = config.alone(
@@ -143,20 +155,10 @@ def _train(
     )
     floats = compat.floatx(dtype) if dtype else contextlib.nullcontext()
     with floats, contextlib.suppress(NonFiniteLossError):  # the values after that are none
-        twin.train(rows, hooks=[hook], steps=STEPS)
+        twin.train(lambda: examples.batches(size, dtype), hooks=[hook], steps=STEPS)
     lost = Values({}, {}, {name: value * np.nan for name, value in hook.after[0].variables.items()})
     hook.after += [lost] * (STEPS + 1 - len(hook.after))
     return hook
-
-
-def _save_examples(estimator, input_fn: Callable, path: str, number: int) -> tuple[int, bool]:
-    """Saves the first examples, as a shuffled data set would give each training others; returns how many, and whether
-    the data set's batches have a fixed size."""
-    with compat.eager_mode(), tf.device(HOST):  # a GPU would compute the count of `take`
-        dataset = inputs.checked(estimator._call_input_fn(input_fn, library.api.ModeKeys.TRAIN))
-        sizes = [tf.compat.dimension_value(leaf.shape[0]) for leaf in tf.nest.flatten(dataset.element_spec)]
-        dataset.unbatch().take(number).save(path)
-        return int(tf.data.Dataset.load(path).cardinality()), None not in sizes
 
 
 class _Variables(v1.train.SessionRunHook):
