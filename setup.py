@@ -2,7 +2,6 @@
 
 import pathlib
 import re
-import subprocess
 
 from setuptools import find_packages, setup
 
@@ -16,33 +15,6 @@ ESTIMATOR = [
 
 COMMANDS = ["benchmark", "curves", "evaluate", "export", "find_rate", "new_workload", "predict", "report", "tf1"]
 
-
-def repository() -> str:
-    """Returns the address of the repository that this is built from, or nothing if it has none."""
-    if not (HERE / ".git").exists():  # an unpacked archive, maybe within another repository
-        return ""
-    ask = ["git", "-C", str(HERE), "config", "--get", "remote.origin.url"]
-    try:
-        url = subprocess.run(ask, capture_output=True, text=True).stdout.strip()
-    except OSError:  # no git
-        return ""
-    host = re.fullmatch(r"(?:https://|git@)([\w.-]+\.\w+(?::\d+(?=/))?)[:/]([^@]+?)(?:\.git)?/?", url)
-    return f"https://{host[1]}/{host[2]}" if host else ""
-
-
-def description(url: str) -> str:
-    """Returns the README, whose relative links lead to the repository; without one they are plain text."""
-
-    def absolute(link: re.Match) -> str:
-        is_picture, text, target = link.groups()
-        if url:
-            return f"{is_picture}[{text}]({url}/{'raw' if is_picture else 'blob'}/HEAD/{target})"
-        return "" if is_picture else text
-
-    return re.sub(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)]*)\)", absolute, (HERE / "README.md").read_text())
-
-
-URL = repository()
 
 setup(
     name="tower_train",
@@ -64,9 +36,7 @@ setup(
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Topic :: Software Development :: Libraries :: Python Modules",
     ],
-    url=URL or None,
-    project_urls={"Issues": f"{URL}/issues"} if URL else {},  # where to reach the authors
-    long_description=description(URL),
+    long_description=(HERE / "README.md").read_text(),
     long_description_content_type="text/markdown",
     packages=find_packages(include=["tower_train", "tower_train.*", "cifar10", "cifar10.*"]),
     package_data={"tower_train": ["py.typed", "*.pyi"]},

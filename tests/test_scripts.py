@@ -4,7 +4,6 @@ scripts/local_cluster, and what starts a cluster elsewhere, as far as it can be 
 import json
 import os
 import pathlib
-import re
 import runpy
 import shutil
 import signal
@@ -154,12 +153,9 @@ def test_a_machine_without_a_python_that_fits_is_told_so(too_old, tree, tmp_path
 
 SETUP = """
 import json
-import os
 import setuptools
-import sys
 from distutils.core import run_setup
 
-os.environ |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "remote.origin.url", "GIT_CONFIG_VALUE_0": sys.argv[1]}
 distribution = run_setup("setup.py", stop_after="init")
 build = distribution.get_command_obj("build_py")
 build.ensure_finalized()
@@ -169,22 +165,15 @@ print(json.dumps([files, vars(distribution.metadata), distribution.entry_points]
 """
 
 
-@pytest.mark.parametrize(
-    "remote, url", [("git@example.org:team/it.git", "https://example.org/team/it"), ("/a/folder", None)]
-)
-def test_a_wheel_holds_every_file_of_both_packages_and_says_what_an_index_wants_to_know(remote, url):
+def test_a_wheel_holds_every_file_of_both_packages_and_says_what_an_index_wants_to_know():
     process = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SETUP, remote], cwd=jobs.ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-W", "ignore", "-c", SETUP], cwd=jobs.ROOT, capture_output=True, text=True, check=True
     )
     files, metadata, entry_points = json.loads(process.stdout.splitlines()[-1])
     folders = [jobs.ROOT / name for name in ("tower_train", "cifar10")]
     present = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     assert sorted(files) == sorted(f"./{path.relative_to(jobs.ROOT)}" for path in present)
     assert all(metadata[name] for name in ("name", "description", "author", "license", "keywords", "python_requires"))
-    assert metadata["url"] == (url if (jobs.ROOT / ".git").exists() else None)
-    links = re.findall(r"\]\(([^)]*)\)", metadata["long_description"])
-    assert all(link.startswith(("https://", "#")) for link in links), "an index has no files beside the page"
-    assert (f"{url}/raw/HEAD/docs/step.svg" in links) == (f"{url}/blob/HEAD/docs/design.md" in links) == bool(url)
     assert metadata["long_description_content_type"] == "text/markdown"
     commands = [
         path.stem for path in (jobs.ROOT / "tower_train").glob("*.py") if "\nif __name__ ==" in path.read_text()

@@ -3,17 +3,6 @@
 from collections.abc import Mapping
 
 
-def page(name: str) -> str:
-    """Returns where a page of the documentation is: an address, if the package was built from a repository with one."""
-    from importlib import metadata  # takes a sixth of the time of --help
-
-    try:
-        homes = metadata.metadata("tower_train").get_all("Home-page")
-    except metadata.PackageNotFoundError:  # it runs from a checkout
-        homes = None
-    return f"{homes[0]}/blob/HEAD/docs/{name}" if homes else f"docs/{name}"
-
-
 class UserError(ValueError):
     """A user's mistake: what was received, what is allowed and what to do, in one line without traceback."""
 

@@ -8,21 +8,20 @@ import re
 import stat
 from collections.abc import Iterator
 
-from tower_train import errors, host
-
-MOST_BYTES = 2**30  # of a file that is read as a whole, such as metrics.jsonl or an image
+from tower_train import errors
 
 
-def open_regular(path: str | os.PathLike, mode: str = "rb", more_flags: int = 0):
-    """Opens a file, unbuffered; OSError for a FIFO, a device or a folder."""
+def open_in_run(path: str | os.PathLike, mode: str):
+    """Opens a file of a run, which is data and writes nowhere else, unbuffered; OSError for a link, a FIFO, a device or
+    a folder."""
 
     def opener(path: str, flags: int) -> int:
-        return os.open(path, flags | more_flags | os.O_NONBLOCK, 0o666)  # a FIFO would wait for its other end
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)  # a FIFO would wait for its other end
 
     try:
         file = open(path, mode, buffering=0, opener=opener)
     except OSError as error:
-        if error.errno == errno.ELOOP and more_flags & os.O_NOFOLLOW:
+        if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "it is a symbolic link", os.fspath(path)) from None
         raise
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -31,22 +30,10 @@ def open_regular(path: str | os.PathLike, mode: str = "rb", more_flags: int = 0)
     return file
 
 
-def open_in_run(path: str | os.PathLike, mode: str):
-    """Opens a file of a run, which is data and writes nowhere else: OSError also for a link."""
-    return open_regular(path, mode, os.O_NOFOLLOW)
-
-
-def read(path: str | os.PathLike, more_flags: int = 0) -> bytes:
-    """Reads a file; OSError as `open_regular`, or if it has more than MOST_BYTES."""
-    with open_regular(path, "rb", more_flags) as file:
-        if (size := os.fstat(file.fileno()).st_size) > MOST_BYTES:
-            raise OSError(errno.EFBIG, f"it has {size:,} bytes, and at most {MOST_BYTES:,} are read", file.name)
-        return file.readall()
-
-
 def read_in_run(path: str | os.PathLike) -> bytes:
-    """Reads a file of a run; OSError as `open_in_run` and `read`."""
-    return read(path, os.O_NOFOLLOW)
+    """Reads a file of a run; OSError as `open_in_run`."""
+    with open_in_run(path, "rb") as file:
+        return file.readall()
 
 
 def check_replaceable(path: pathlib.Path, mark: bytes) -> None:
@@ -59,13 +46,6 @@ def check_replaceable(path: pathlib.Path, mark: bytes) -> None:
         raise errors.ConfigError(f"{path} cannot be read ({error.strerror}). Move it away.") from None
     if not is_ours:
         raise errors.ConfigError(f"{path} is there, and was not written by this command. Move it away.")
-
-
-def check_room(num_bytes: int) -> None:
-    """Raises OSError for data that take more memory than is free, before it is taken."""
-    free = host.free_memory()
-    if free is not None and num_bytes > free:
-        raise OSError(errno.ENOMEM, f"{num_bytes / 1e9:,.1f} GB of data, and {free / 1e9:,.1f} GB of memory are free")
 
 
 @contextlib.contextmanager

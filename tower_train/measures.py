@@ -85,7 +85,7 @@ def _checked_classes(name: str, logits, labels) -> tf.Tensor:
             advice = "Labels in a column become such by labels[:, 0]."
         elif are_tensors and labels.shape.rank == logits.shape.rank and labels.shape.is_compatible_with(logits.shape):
             advice = "Labels that are one-hot become such by labels.argmax(axis=-1), of several classes at once " + (
-                f"need a loss and metrics of their own: see {errors.page('workloads.md#losses-and-metrics')}."
+                "need a loss and metrics of their own: see docs/workloads.md#losses-and-metrics."
             )
         raise errors.GraphError(
             f"{name} takes outputs [batch, classes] and integer labels [batch]; got outputs "

@@ -23,7 +23,7 @@ def main(argv) -> int:
     parser = _Parser(
         "python -m tower_train.tf1",
         description="Runs a program of TensorFlow 1 (2016 to 2019) or of Keras 2 as it was published, on today's "
-        f"TensorFlow: {errors.page('migration.md')}. Exit status: the program's; 2 for a name that is missing or a "
+        "TensorFlow: docs/migration.md. Exit status: the program's; 2 for a name that is missing or a "
         "wrong option.",
         allow_abbrev=False,
     )

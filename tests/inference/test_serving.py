@@ -251,7 +251,7 @@ def test_predict_names_files_that_it_cannot_use_and_predicts_on_the_others(comma
     assert f"{names[1]}: cannot be read: No such file" in first and f"{names[3]}: " in third
     assert f"{names[0]}: is no JPEG, PNG, GIF, BMP or WebP image" in second
     assert "No file is named" in refusal(predict, f"--train_dir={run}")
-    assert "/: is a folder. Name the files in it, such as /*." in refusal(predict, f"--train_dir={run}", "/")
+    assert "/: cannot be read: Is a directory" in refusal(predict, f"--train_dir={run}", "/")
 
 
 def test_exported_networks_decode_photographs_as_training_does():

@@ -6,21 +6,17 @@ big-endian 32-bit number, and the values row by row (http://yann.lecun.com/exdb/
 
 import gzip
 import hashlib
-import io
-import math
 import os
 import struct
 import zlib
 
 import numpy as np
 
-from tower_train import errors, files
+from tower_train import errors
 from tower_train.data import arrays
 from tower_train.examples import Examples
 
 _DTYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
-_PIECE = 2**18  # bytes read at once, as a header may claim any number
-_MUCH = 2**26  # bytes after which the claim is believed, if memory has room
 
 
 def read(path: str | os.PathLike) -> np.ndarray:
@@ -30,40 +26,29 @@ def read(path: str | os.PathLike) -> np.ndarray:
       An array of the file's type and shape, in this machine's byte order.
 
     Raises:
-      DataError: the file is missing, unreadable, damaged, not as long as its header says, or larger than memory.
+      DataError: the file is missing, unreadable, damaged, or not as long as its header says.
     """
     try:
-        with io.BufferedReader(files.open_regular(path)) as file:
-            return _read(path, gzip.open(file) if file.peek(2).startswith(b"\x1f\x8b") else file)
+        with open(path, "rb") as file:
+            content = file.read()
+        content = gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise errors.DataError(f"{path}: is damaged: {error}. Replace the file with a whole copy.") from None
     except OSError as error:
-        raise errors.DataError(f"{path}: cannot be read: {error.strerror or error}.") from None
-
-
-def _read(path: str | os.PathLike, file: io.BufferedReader | gzip.GzipFile) -> np.ndarray:
-    """Reads an open file, and never more of it than its header says."""
-    start = file.read(4)
+        raise errors.DataError(f"{path}: cannot be read: {error.strerror}.") from None
+    start = content[:4]
     if len(start) < 4 or start[:2] != b"\0\0" or start[2] not in _DTYPES or not start[3]:
         raise errors.DataError(
             f"{path}: begins with {start.hex(' ') or 'nothing'}; an idx file begins with 00 00, a type (08 for "
             "bytes) and the number of dimensions. It is empty, damaged or of another format."
         )
-    dtype, sizes = np.dtype(_DTYPES[start[2]]), file.read(4 * start[3])
-    if len(sizes) < 4 * start[3]:
-        raise errors.DataError(f"{path}: ends within its header. Replace the file with a whole copy.")
-    shape, values = struct.unpack(f">{start[3]}I", sizes), bytearray()
-    num_bytes = math.prod(shape) * dtype.itemsize
-    while len(values) <= num_bytes and (piece := file.read(_PIECE)):
-        values += piece
-        if len(values) > _MUCH:
-            files.check_room(num_bytes)
+    dtype, rank = np.dtype(_DTYPES[start[2]]), start[3]
     try:
-        return np.frombuffer(values, dtype).reshape(shape).astype(dtype.newbyteorder("="))
-    except ValueError:
+        shape = struct.unpack_from(f">{rank}I", content, 4)
+        return np.frombuffer(content, dtype, offset=4 + 4 * rank).reshape(shape).astype(dtype.newbyteorder("="))
+    except (struct.error, ValueError):
         raise errors.DataError(
-            f"{path}: its header says {' x '.join(map(str, shape))} values of {dtype.itemsize} bytes, but "
-            f"{len(values)} bytes follow. Replace it with a whole copy."
+            f"{path}: holds {len(content)} bytes, more or fewer than its header says. Replace it with a whole copy."
         ) from None
 
 

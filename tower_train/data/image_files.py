@@ -14,7 +14,6 @@ from tower_train.data import image_labels
 from tower_train.data.image_labels import EXTENSIONS, FOLDERS, readable
 from tower_train.examples import TEST, TRAIN, VALIDATION
 
-_TO_CONVERT = (".tif", ".tiff", ".heic", ".avif", ".jp2", ".dcm")  # images of formats that are not read
 # {name of a folder: its split}
 _SPLITS = {TRAIN: TRAIN, "val": VALIDATION, "validation": VALIDATION, "valid": VALIDATION, TEST: TEST}
 
@@ -94,9 +93,10 @@ def _entries(folder: pathlib.Path) -> list[str]:
         raise errors.DataError(f"{folder}: cannot be read: {error.strerror}. Name a folder with --data_dir.") from None
 
 
-def _files(folder: pathlib.Path) -> tuple[list[str], collections.Counter]:
-    """Returns the images in a class folder and the folders below it, sorted, and the numbers of other files by kind."""
-    images, others = [], collections.Counter()
+def _files(folder: pathlib.Path) -> tuple[list[str], list[str]]:
+    """Returns the images in a class folder and the folders below it, sorted, and the other files; hidden ones are
+    neither."""
+    images, others = [], []
 
     def refuse(error: OSError) -> None:
         raise errors.DataError(f"{error.filename}: cannot be read: {error.strerror}. Mend or remove it.") from None
@@ -104,14 +104,10 @@ def _files(folder: pathlib.Path) -> tuple[list[str], collections.Counter]:
     for place, folders, files in os.walk(folder, onerror=refuse):
         below = place.removeprefix(str(folder)).lstrip(os.sep)
         for name in files:
-            if image_labels.is_image(name):
-                images.append(os.path.join(below, name))
-            else:
-                hidden = name[0] == "."
-                others["hidden" if hidden else os.path.splitext(name)[1].lower() or "without extension"] += 1
-        others["hidden"] += sum(name[0] == "." for name in folders)
+            if name[0] != ".":
+                (images if image_labels.is_image(name) else others).append(os.path.join(below, name))
         folders[:] = [name for name in folders if name[0] != "."]
-    return sorted(images), +others
+    return sorted(images), sorted(others)
 
 
 def _class_folders(folder: pathlib.Path, directory: pathlib.Path) -> list[str]:
@@ -135,32 +131,23 @@ def _by_folder(folders: dict[str, pathlib.Path], directory: pathlib.Path) -> dic
             raise errors.DataError(
                 f"{there.root / name}: there is no such class in {missing.root}. Every class needs images in both."
             )
-    here = directory.absolute()
-    if train.root == directory and here.name in _SPLITS and sum((here.parent / name).is_dir() for name in _SPLITS) > 1:
-        notice = f"{directory} is one of the splits in {here.parent}. To use them all give --data_dir={here.parent}."
-        listings[TRAIN] = dataclasses.replace(train, notice=f"{notice} {train.notice}".strip())
     return listings
 
 
 def _in_class_folders(folder: pathlib.Path, directory: pathlib.Path) -> Listing:
     """Lists a split's folder; `directory`, the folder of all splits, is for messages."""
-    classes, images, others = _class_folders(folder, directory), {}, collections.Counter()
+    classes, images, others = _class_folders(folder, directory), {}, []
     for class_name in classes:
         if any((folder / class_name / split).is_dir() for split in _SPLITS):
             raise _layout_error(folder, directory, "")
         names, passed_over = _files(folder / class_name)
         if not names:
-            there = ", but " * bool(passed_over) + ", ".join(f"{count} {kind}" for kind, count in passed_over.items())
-            what = f"{readable(class_name)} in it holds no {', '.join(EXTENSIONS)} file{there}"
-            raise _layout_error(folder, directory, f"{what}; remove it, or give it some")
+            what = f"{readable(class_name)} in it holds no {', '.join(EXTENSIONS)} file; remove it, or give it some"
+            raise _layout_error(folder, directory, what)
         images |= dict.fromkeys((os.path.join(class_name, name) for name in names), class_name)
-        others += passed_over
-    shown = ", ".join(f"{count} {readable(kind)}" for kind, count in sorted(others.items()))
-    notice = f"Passed over in {folder}: {shown}." if shown else ""
-    if to_convert := [kind for kind in sorted(others) if kind in _TO_CONVERT]:
-        notice += f" To use {' and '.join(to_convert)} files, convert them to PNG."
-    if deeper := sum(name.count(os.sep) > 1 for name in images):
-        notice += f" {deeper} images are in folders below those of the classes, as of these."
+        others += [os.path.join(class_name, name) for name in passed_over]
+    such = f"{len(others)} files that are no images, such as {readable(others[0])}" if others else ""
+    notice = f"Passed over in {folder}: {such}." if others else ""
     if table := image_labels.table_in(directory):  # its parts, not its classes, may be what the folders are
         notice += f" {table} beside them gives no classes; if it holds them, give --labels={table}."
     listing = _listing(folder, directory, images, classes, notice.strip())

@@ -7,7 +7,7 @@ import os
 import pathlib
 import re
 
-from tower_train import errors, files
+from tower_train import errors
 
 FOLDERS, NAMES = "folders", "names"
 EXTENSIONS = (".jpeg", ".jpg", ".png", ".gif", ".bmp", ".webp")
@@ -85,7 +85,7 @@ def _from_table(directory: pathlib.Path, labels: str, option: str, paths: list[s
                 paths_by_name.setdefault(written, path)
                 paths_by_name.setdefault(os.path.splitext(written)[0], path)
     try:
-        file = io.StringIO(files.read(table).decode("utf-8-sig"), newline="")
+        file = io.StringIO(table.read_bytes().decode("utf-8-sig"), newline="")
         separator = max(",;\t", key=file.readline().count)  # spreadsheets of some countries write semicolons
         file.seek(0)
         header, *rows = ([cell.strip() for cell in row] for row in csv.reader(file, delimiter=separator) if row)

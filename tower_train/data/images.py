@@ -1,6 +1,5 @@
 """Image folders as `Examples`: checked, decoded once if the result fits in memory or on disk, fetched by index."""
 
-import hashlib
 import json
 import math
 import pathlib
@@ -13,14 +12,13 @@ from tower_train import errors, files, host
 from tower_train.data import arrays, decoding, publish
 from tower_train.data.image_files import Listing
 from tower_train.data.image_labels import readable
-from tower_train.examples import TRAIN, Examples
+from tower_train.examples import Examples
 
 CACHES = ("auto", "none", "memory", "disk")
 
 _CHUNK = 512  # files that Ctrl-C waits for
 _NAMED = 20  # bad files that a message names; it counts the others
-_BAD, _DIGESTS, _PIXELS = "bad.json", "digests.npy", "pixels.npy"
-_training: dict[pathlib.Path, np.ndarray] = {}  # {folder of all splits: digests of the training images}
+_BAD, _PIXELS = "bad.json", "pixels.npy"
 
 
 def examples(
@@ -48,20 +46,19 @@ def examples(
         bad = images.decode_all()
     else:
         kind = f"{size}x{channels}" if cache == "disk" else "checked"
-        folder = files.data_directory() / "image_folder" / f"{listing.fingerprint(modified=True)}-pillow-{kind}-blake2"
+        folder = files.data_directory() / "image_folder" / f"{listing.fingerprint(modified=True)}-pillow-{kind}"
         bad = _remembered(images, folder, cache == "disk")
     good = np.setdiff1d(np.arange(len(listing.names)), list(bad))
     left_out = _left_out(listing, bad, good, skip_bad)
     used = listing.subset(good)
     images.used = good
-    known = _known(used, images.digests[good])
     return Examples(
         name=name,
         num_examples=len(good),
         open=lambda: arrays.fetcher(images, used.labels),
         fingerprint=f"{used.fingerprint()} decoded by Pillow",  # which decides on the pixels
         class_names=listing.class_names,
-        notice=" ".join(filter(None, [left_out, known, listing.notice])) or None,
+        notice=" ".join(filter(None, [left_out, listing.notice])) or None,
         labels=used.labels,
     )
 
@@ -74,16 +71,15 @@ class _Images:
     def __init__(self, paths: list[str], size: int, channels: int):
         self.paths, self.shape = paths, (len(paths), size, size, channels)
         self.pixels = None  # the decoded images [files, size, size, channels]; None: files are decoded when asked for
-        self.digests = np.zeros(len(paths), np.uint64)  # of the files' contents
         self.used = np.arange(len(paths))  # the files that indices count
         self._pool = futures.ThreadPoolExecutor(host.cores())  # Pillow computes without Python's lock
 
     def __getitem__(self, indices: np.ndarray) -> np.ndarray:
         files = self.used[indices]
-        return np.stack(list(self._pool.map(self._read_again, files))) if self.pixels is None else self.pixels[files]
+        return np.stack(list(self._pool.map(self._decoded, files))) if self.pixels is None else self.pixels[files]
 
     def decode_all(self) -> dict[int, str]:
-        """Decodes every file, on all cores, and keeps digests and pixels; returns {index: fault} of bad ones."""
+        """Decodes every file, on all cores, and keeps pixels; returns {index: fault} of bad ones."""
         files = range(len(self.paths))
         faults = {}
         for first in files[::_CHUNK]:
@@ -93,42 +89,17 @@ class _Images:
 
     def _find_fault(self, file: int) -> str:
         try:
-            contents = files.read(self.paths[file])
-            image = decoding.decode(contents, *self.shape[1:])
+            image = self._decoded(file)
         except decoding.ImageError as error:
             return str(error)
         except OSError as error:
             return f"cannot be read: {error.strerror}"
-        self.digests[file] = _digest(contents)
         if self.pixels is not None:
             self.pixels[file] = image
         return ""
 
-    def _read_again(self, file: int) -> np.ndarray:
-        contents = files.read(self.paths[file])
-        if _digest(contents) != self.digests[file]:
-            raise errors.DataError(f"{self.paths[file]} is not what it was when the run began")
-        return decoding.decode(contents, *self.shape[1:])
-
-
-def _digest(contents: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(contents, digest_size=8).digest(), "little")
-
-
-def _known(listing: Listing, digests: np.ndarray) -> str:
-    """Remembers training images; warns of other images that are among these, if they are of this process."""
-    home = listing.root.parent if listing.root.name in (listing.split, TRAIN) else listing.root
-    if listing.split == TRAIN:
-        _training[home] = digests
-        return ""
-    again = np.flatnonzero(np.isin(digests, _training.get(home, ())))
-    if not len(again):
-        return ""
-    such = readable(listing.names[again[0]])
-    return (
-        f"{len(again)} of {len(digests)} images for {listing.split} are among the training images too, such as {such}: "
-        "they flatter the result."
-    )
+    def _decoded(self, file: int) -> np.ndarray:
+        return decoding.decode(pathlib.Path(self.paths[file]).read_bytes(), *self.shape[1:])
 
 
 def place(cache: str, num_bytes: int, free_bytes: int) -> str:
@@ -159,12 +130,10 @@ def _remembered(images: _Images, folder: pathlib.Path, with_pixels: bool) -> dic
         bad = images.decode_all()
         if with_pixels:
             images.pixels.flush()
-        np.save(partial / _DIGESTS, images.digests)
         (partial / _BAD).write_text(json.dumps(bad))
 
     try:
         publish.publish_folder(folder, fill, lambda there: (there / _BAD).exists())
-        images.digests = np.load(folder / _DIGESTS)
         images.pixels = np.load(folder / _PIXELS, mmap_mode="r") if with_pixels else None
         return {int(index): fault for index, fault in json.loads((folder / _BAD).read_text()).items()}
     except OSError as error:

@@ -19,7 +19,7 @@ from concurrent import futures
 import numpy as np
 import tensorflow as tf
 
-from tower_train import errors, files, host
+from tower_train import errors, host
 from tower_train.examples import Examples, check_dense
 
 _HEADER, _FOOTER = 12, 4  # bytes around a record's content
@@ -157,15 +157,14 @@ def _scan(path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns Index's offsets, lengths and checksums of the records of one file."""
     offsets, lengths, checksums, offset = [], [], [], 0
     try:
-        with files.open_regular(path) as file:
+        with open(path, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             records = inspect.unwrap(tf.compat.v1.io.tf_record_iterator)(path)  # without its lines on deprecation
             while offset < size:
                 length = int.from_bytes(os.pread(file.fileno(), 8, offset), "little")
                 following = offset + _HEADER + length + _FOOTER
                 # TensorFlow ends the process at a length that no memory can hold.
-                is_possible = following <= size and length <= files.MOST_BYTES
-                if not is_possible or (content := next(records, None)) is None:
+                if following > size or (content := next(records, None)) is None:
                     raise tf.errors.DataLossError(None, None, "")
                 offsets.append(offset + _HEADER)
                 lengths.append(length)

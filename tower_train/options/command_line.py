@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -15,7 +14,6 @@ from typing import Any, TypeVar
 from absl import flags
 
 from tower_train import console, errors, options
-from tower_train.files import read as read_file
 
 Fields = dict[str, dataclasses.Field]
 T = TypeVar("T", bound=options.Options)
@@ -95,9 +93,6 @@ def parse_values(
     for name, field in fields.items():
         is_switch = options.option_type(field) is bool
         flags.DEFINE_flag(flags.Flag(flags.ArgumentParser(), None, name, None, "", boolean=is_switch), read)
-    for i, word in enumerate(argv):
-        if match := re.fullmatch("--?flagfile(=(.*))?", word, re.DOTALL):
-            _check_flag_file("".join(argv[i + 1 : i + 2]) if match[2] is None else match[2])
     try:
         words = read(list(argv), known_only=known_only)[1:]
     except flags.UnrecognizedFlagError as error:
@@ -114,39 +109,16 @@ def parse_values(
     return {name: options.parse(field, read[name].value) for name, field in fields.items() if read[name].present}
 
 
-def _check_flag_file(path: str) -> None:
-    """Raises ConfigError for a file that absl cannot read several times, or never ends to read."""
-    try:
-        read_file(os.path.expanduser(path))
-    except OSError as error:
-        raise errors.ConfigError(
-            f"--flagfile={path}: it cannot be read ({error.strerror}). Name a file with an option a line."
-        ) from None
-
-
-def _check_folders() -> None:
-    """Raises ConfigError if a folder is missing that TensorFlow or matplotlib need."""
-    try:
-        os.getcwd()
-    except OSError:
-        raise errors.ConfigError("The current folder was deleted. Go to another, or to the new one there.") from None
-    try:
-        tempfile.gettempdir()
-    except OSError as error:
-        raise errors.ConfigError(f"{errors.reason(error)}. Set TMPDIR to a folder that can be written to.") from None
-
-
 def run(main: Callable[[Sequence[str]], int]) -> None:
     """Runs a command and exits with the status that it returns; a user's mistake is a line on stderr and status 2."""
     for name in ("stdin", "stdout", "stderr"):  # closed, its descriptor would be that of the next file
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))
     try:
-        _check_folders()
         status = main(sys.argv)
     except errors.UserError as error:
         text = str(error) if isinstance(error, errors.GraphError) else console.one_line(str(error))
-        console.notice("error: " + re.sub(r"(\S{200})\S{300,}", r"\1...", text))  # such as a path of 5,000 letters
+        console.notice(f"error: {text}")
         status = error.exit_status
     except KeyboardInterrupt:  # before or after the steps, which have a handler of their own
         console.notice("interrupted")

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tower_train import errors
 from tower_train.config import Config
 from tower_train.examples import Examples
 from tower_train.graph import devices, session
@@ -273,7 +272,7 @@ def _named(op: tf.Operation, kind: str) -> str:
     return f"{op.name.replace('tower_0/', '')} ({op.type}, {source_line(op)}): {_CAUSES[kind]}"
 
 
-_RULE = errors.page("workloads.md#the-rule-of-means")
+_RULE = "docs/workloads.md#the-rule-of-means"
 _CAUSES: Mapping[str, str] = {
     "stateful": "it draws from a random state of its own. Use tower_train.layers.dropout, random_uniform or "
     "random_normal, which draw by example",

@@ -8,7 +8,6 @@ import shlex
 import shutil
 import sys
 
-from tower_train import errors
 from tower_train.cluster.task import Task
 from tower_train.console import ProgressBar
 from tower_train.options import rules
@@ -133,7 +132,7 @@ def input_advice(input_share: float, run_json: dict) -> str:
         shows = f"`{command}` shows where a step's time goes; "
     return (
         f"*** input {100 * input_share:.0f} %: steps spend this share of their time waiting for examples. {shows}"
-        f"{errors.page('training.md#slow-input')} {'what helps' if shows else 'says what helps'}."
+        f"docs/training.md#slow-input {'what helps' if shows else 'says what helps'}."
     )
 
 
