@@ -9,7 +9,6 @@ import contextlib
 import contextvars
 import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -42,7 +41,7 @@ class Averages:
         self.losses_add_up: Callable[[], bool] = lambda: False
         self.have_met = False  # whether gradients were averaged
         self._first_tower: Tower | None = None
-        self._means: dict[Any, list[Gradient]] = {}  # {reference of a mean of gradients: over towers, the gradients}
+        self._means: set[tf.Operation] = set()  # those that compute means of gradients
 
     def means(self, per_tower: PerTower) -> list[tf.Tensor]:
         """Returns the means of floating-point tensors, and the sums of others over towers with examples."""
@@ -155,16 +154,15 @@ class Averages:
             self.have_met = True
             there = [i for i, grads in enumerate(zip(*per_tower, strict=True)) if any(g is not None for g, _ in grads)]
             asked = gradients.without_unused([[each[i] for i in there] for each in per_tower])
-            means = [grad for grad, _ in self.gradients(asked)]
-            return dict(zip(there, zip(means, zip(*asked, strict=True), strict=True), strict=True))
+            return dict(zip(there, (grad for grad, _ in self.gradients(asked)), strict=True))
 
         found = meeting.meet(pairs, merge, what)
         means: list[Gradient] = [None] * len(pairs)
-        for i, (mean, mine) in found.items():
+        for i, mean in found.items():
             if is_differentiable:
                 mean = self._differentiable(pairs[i][0], mean, f"{what}: {i}")
-            for tensor in (mean.values, mean.indices) if isinstance(mean, tf.IndexedSlices) else [mean]:
-                self._means[tensor.ref()] = [grad for grad, _ in mine]
+            parts = (mean.values, mean.indices) if isinstance(mean, tf.IndexedSlices) else [mean]
+            self._means.update(part.op for part in parts)
             means[i] = mean
         return means
 
@@ -179,23 +177,11 @@ class Averages:
         means = dict(zip(apart, averaged, strict=True))
         return [means.get(i, pair) for i, pair in enumerate(per_tower[0])]
 
-    def before_means(self, per_tower: Sequence[GradientsAndVariables]) -> list[GradientsAndVariables]:
-        """Replaces means by the gradients that each tower had before they met."""
-        return [
-            [
-                (self._means[key][i] if (key := _tensor(grad).ref()) in self._means else grad, v)
-                for grad, v in pairs
-                if grad is not None
-            ]
-            for i, pairs in enumerate(per_tower)
-        ]
-
     def _is_of_means(self, grad: tf.Tensor) -> bool:
         """Returns whether the first tower computes a tensor from means of gradients and not from its batch; if so,
         noise in it is drawn as one device draws it."""
-        tower, means = self._first_tower, {ref.deref().op for ref in self._means}
-        reached = _sources(grad, means)
-        if reached & tower.batch or not reached & means:
+        tower, reached = self._first_tower, _sources(grad, self._means)
+        if reached & tower.batch or not reached & self._means:
             return False
         draw_whole(reached, tower.draws)  # noise on gradients belongs to no example
         return True

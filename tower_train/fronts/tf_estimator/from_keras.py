@@ -167,9 +167,8 @@ class KerasOptimizer:
                 counted = tf.constant(0) if global_step is None else global_step.assign_add(1)
                 return done(tf.convert_to_tensor(counted))
 
-        scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         training = meeting.current().towers.owner
-        return training.update(optimizer, zip(grads, weights, strict=True), apply, looks_itself=scales)
+        return training.update(optimizer, zip(grads, weights, strict=True), apply)
 
 
 def _stored_in(weight: tf.Variable) -> keras.Variable:

@@ -14,7 +14,6 @@ import tensorflow as tf
 from tower_train import console, errors
 from tower_train.fronts import compat
 from tower_train.fronts.tf_estimator import inputs, library
-from tower_train.fronts.tf_estimator.training import NonFiniteLossError
 from tower_train.graph.devices import HOST
 from tower_train.proof import comparison, operations
 from tower_train.proof.comparison import STEPS, Arrays, Outcome, Values
@@ -154,7 +153,7 @@ def _train(
         tf_random_seed=1 if config.tf_random_seed is None else config.tf_random_seed,
     )
     floats = compat.floatx(dtype) if dtype else contextlib.nullcontext()
-    with floats, contextlib.suppress(NonFiniteLossError):  # the values after that are none
+    with floats, contextlib.suppress(v1.train.NanLossDuringTrainingError):  # the values after that are none
         twin.train(lambda: examples.batches(size, dtype), hooks=[hook], steps=STEPS)
     lost = Values({}, {}, {name: value * np.nan for name, value in hook.after[0].variables.items()})
     hook.after += [lost] * (STEPS + 1 - len(hook.after))

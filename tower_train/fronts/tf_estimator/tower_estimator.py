@@ -66,7 +66,6 @@ class Estimator(library.estimator.Estimator):
                 if not training.cluster.is_chief:
                     stack.enter_context(compat.replaced(self, "_warm_start_settings", None))
                 stack.enter_context(compat.replaced(training_module, "MonitoredTrainingSession", open_session))
-            stack.enter_context(training.explained())
             super().train(input_fn, hooks, steps, max_steps, saving_listeners)
         return self
 

@@ -1,36 +1,24 @@
 """One call of Estimator.train: means over its towers, and updates by them, where and when model_fn makes them."""
 
-import contextlib
 import functools
 import itertools
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 
-import numpy as np
 import tensorflow as tf
 
-from tower_train import errors
 from tower_train.cluster.program import Cluster
 from tower_train.fronts import compat, meeting
 from tower_train.fronts.averages import Averages
 from tower_train.fronts.tf_estimator import library
 from tower_train.fronts.tf_estimator.inputs import Batches
-from tower_train.graph import gradients
 from tower_train.graph.collectives import AllReduce
 from tower_train.graph.devices import HOST, Devices
 from tower_train.graph.gradients import GradientsAndVariables
 
 v1 = tf.compat.v1
-_NOT_FINITE = "tower_train: not finite"
 
 # Of this process with others, which keep what a key was used for. All have as many.
 _trainings = itertools.count()
-
-
-class NonFiniteLossError(errors.NonFiniteError, v1.train.NanLossDuringTrainingError):
-    """A loss or a gradient that is NaN or infinite, also by the library's name for it."""
-
-    __str__ = Exception.__str__  # the library's contains only its name
 
 
 class Training:
@@ -50,18 +38,16 @@ class Training:
         shares = [1 / len(placed.towers)] * len(placed.towers)  # of this worker's towers, about 1 in all
         over_workers = lambda tensors: self.all_reduce.mean([list(map(_of_any_rows, tensors))])[0]  # noqa: E731
         self.averages = Averages(shares, over_workers, float(workers))
-        self._checked: list[list[str]] = []  # over updates, the names of the gradients that are checked
 
     def update(
         self,
         optimizer,
         grads_and_vars: GradientsAndVariables,
         apply: Callable[[GradientsAndVariables], tf.Operation],
-        looks_itself: bool = False,
     ) -> tf.Operation:
         """Applies the mean of all towers' gradients, once, by the first tower's optimizer, which all have from then on.
 
-        apply: (means and variables) -> op. looks_itself: whether it handles gradients that are not finite.
+        apply: (means and variables) -> op.
         """
 
         def merge(asked: list[tuple]) -> tuple:
@@ -71,7 +57,6 @@ class Training:
                 before = self.before_update()
             means = self.averages.updates(per_tower) if self.num_towers > 1 else per_tower[0]
             with tf.control_dependencies(before):
-                means = means if looks_itself else self._finite(self.averages.before_means(per_tower), means)
                 return asked[0][0], apply(means)
 
         mine = optimizer, list(grads_and_vars)
@@ -80,48 +65,8 @@ class Training:
             vars(optimizer).update(vars(first))
         return op
 
-    @contextlib.contextmanager
-    def explained(self) -> Iterator[None]:
-        """Raises a NonFiniteLossError if a step within this block met a value that is not finite."""
-        try:
-            yield
-        except tf.errors.InvalidArgumentError as error:
-            found = re.search(rf"{_NOT_FINITE} (\d+)\] \[(\d+)\] \[([01 ]+)\]", error.message)
-            if not found:
-                raise
-            names = self._checked[int(found[1])]
-            rows = np.array(found[3].split()).reshape(-1, len(names)) == "1"
-            raise NonFiniteLossError(
-                f"not finite at step {int(found[2]) + 1}: {gradients.describe_not_finite(rows, names)}. The variables "
-                "that it belongs to are unchanged, and the last checkpoint stays. Try a lower learning rate, or look "
-                "at the examples."
-            ) from None
 
-    def _finite(self, per_tower: Sequence[GradientsAndVariables], means: GradientsAndVariables):
-        """Returns gradients that are there only if all are finite; else the step fails before their update."""
-        trained = [variable.ref() for grad, variable in means if grad is not None]
-        if not trained:
-            return means
-        number, step = len(self._checked), v1.train.get_global_step()
-        self._checked.append([f"the gradient of {ref.deref().op.name}" for ref in trained])
-
-        def are_finite(pairs: GradientsAndVariables) -> tf.Tensor:
-            by_variable = {variable.ref(): grad for grad, variable in pairs}
-            return tf.stack([gradients.is_finite(by_variable[ref]) for ref in trained])
-
-        def fail() -> tf.Operation:
-            rows = tf.concat([are_finite(pairs) for pairs in (*per_tower, means)], axis=0)
-            data = [f"{_NOT_FINITE} {number}", -1 if step is None else step.value(), tf.cast(rows, tf.int32)]
-            return tf.raw_ops.Assert(condition=False, data=list(map(tf.convert_to_tensor, data)), summarize=10**6)
-
-        with v1.name_scope("check_finite"), tf.device(HOST):
-            finite = tf.cond(tf.reduce_all(are_finite(means)), tf.no_op, fail)
-        with tf.control_dependencies([finite]):
-            identity = functools.partial(tf.nest.map_structure, tf.identity, expand_composites=True)
-            return [(grad if grad is None else identity(grad), variable) for grad, variable in means]
-
-
-def _averaging(apply_gradients: Callable, owner: type) -> Callable:
+def _averaging(apply_gradients: Callable, _) -> Callable:
     """Makes towers meet in an optimizer's apply_gradients."""
 
     @functools.wraps(apply_gradients)
@@ -130,13 +75,12 @@ def _averaging(apply_gradients: Callable, owner: type) -> Callable:
         if training is None:
             return apply_gradients(optimizer, grads_and_vars, *args, **kwargs)
         apply = lambda means: apply_gradients(optimizer, means, *args, **kwargs)  # noqa: E731
-        return training.update(optimizer, grads_and_vars, apply, looks_itself=owner not in _OPTIMIZERS)
+        return training.update(optimizer, grads_and_vars, apply)
 
     return in_all_towers
 
 
-_OPTIMIZERS = (v1.train.Optimizer, library.keras_v2.optimizers.legacy.Optimizer)
-for _optimizer in _OPTIMIZERS:
+for _optimizer in (v1.train.Optimizer, library.keras_v2.optimizers.legacy.Optimizer):
     compat.wrap_method(_optimizer, "apply_gradients", _averaging)
 
 
