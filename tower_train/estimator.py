@@ -9,7 +9,6 @@ from tower_train.fronts.tf_estimator import library  # isort: skip - makes it po
 from tensorflow_estimator._api.v1.estimator import *  # noqa: F403
 
 from tower_train.fronts.tf_estimator.from_keras import model_to_estimator  # noqa: F401
-from tower_train.fronts.tf_estimator.inputs import numpy_input_fn, pandas_input_fn
 from tower_train.fronts.tf_estimator.proof import check  # noqa: F401
 from tower_train.fronts.tf_estimator.tower_estimator import Estimator, TPUEstimator, on_towers
 from tower_train.fronts.tf_estimator.workers import RunConfig, TPURunConfig, train_and_evaluate  # noqa: F401
@@ -17,5 +16,4 @@ from tower_train.fronts.tf_estimator.workers import RunConfig, TPURunConfig, tra
 globals().update(on_towers(library.api), Estimator=Estimator)
 experimental = types.SimpleNamespace(**vars(library.api.experimental) | on_towers(library.api.experimental))
 tpu = types.SimpleNamespace(**vars(library.api.tpu) | {"RunConfig": TPURunConfig, "TPUEstimator": TPUEstimator})
-inputs = types.SimpleNamespace(numpy_input_fn=numpy_input_fn, pandas_input_fn=pandas_input_fn)
 get_default_session_config = library.run_config.get_default_session_config

@@ -31,7 +31,7 @@ CROSSED = tf.feature_column.crossed_column(["kind", tf.feature_column.bucketized
 
 
 def input_fn(labels, epochs=None, batch=BATCH):
-    return tf_estimator.inputs.numpy_input_fn(X, labels, batch, epochs, shuffle=False)
+    return lambda: tf.data.Dataset.from_tensor_slices((X, labels)).repeat(epochs).batch(batch, drop_remainder=True)
 
 
 def config(towers=1, **settings):

@@ -57,6 +57,12 @@ def test_hooks_find_the_first_towers_tensors_by_the_models_own_names_and_end_the
     assert shown.Scalars("loss")[0].value == pytest.approx(np.mean(Y[: 2 * BATCH] ** 2))  # the mean over towers
 
 
+def test_one_tower_takes_the_queue_of_numpy_input_fn(tmp_path):
+    batches = tf_estimator.inputs.numpy_input_fn({"x": X}, Y, BATCH, shuffle=False)
+    estimator = make(tmp_path, 1).train(batches, steps=3)
+    np.testing.assert_allclose(weights_of(estimator), expected_weights(3), atol=1e-12)
+
+
 def test_one_tower_takes_a_dict_of_tensors_with_keys_of_several_types_as_the_library_does(tmp_path):
     def with_number(features, labels, mode, params):
         return model_fn({"x": features[0]}, features["y"], mode, params)

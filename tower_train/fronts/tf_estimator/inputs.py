@@ -1,12 +1,8 @@
-"""The batches of an input_fn's data set for several towers, and input functions of arrays and of pandas data frames."""
+"""The batches of an input_fn's data set for several towers."""
 
-from collections.abc import Callable
-
-import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.data.arrays import outside_graph
 from tower_train.fronts.tf_estimator import library
 from tower_train.graph.collectives import AllReduce
 
@@ -64,52 +60,3 @@ def checked(dataset) -> tf.data.Dataset:
         f"input_fn returned a {type(dataset).__name__}, of which each tower and worker would get the same. Return a "
         "tf.data.Dataset."
     )
-
-
-def numpy_input_fn(
-    x, y=None, batch_size=128, num_epochs=1, shuffle=None, queue_capacity=1000, num_threads=1
-) -> Callable:
-    """Returns an input_fn whose batches are rows of arrays; arguments and errors are the library's.
-
-    It returns a tf.data.Dataset, from which each tower takes the next batch; a queue would give all the same
-    one. Batches go on over the ends of epochs; only the very last one may be smaller. Shuffling draws each epoch in
-    another order of all rows. queue_capacity and num_threads have no effect.
-    """
-    with tf.Graph().as_default():
-        library.numpy_io.numpy_input_fn(x, y, batch_size, num_epochs, shuffle)()  # raises its errors
-    return _input_fn(x if y is None else (x, y), batch_size, num_epochs, shuffle)
-
-
-def pandas_input_fn(
-    x, y=None, batch_size=128, num_epochs=1, shuffle=None, queue_capacity=1000, num_threads=1, target_column="target"
-) -> Callable:
-    """Returns an input_fn whose batches are rows of a pandas.DataFrame; its columns are the features.
-
-    The labels y are a pandas.Series, or a DataFrame whose columns are the labels, both with the index of x.
-    target_column names a Series of labels, which no column of x may do. All else is as for numpy_input_fn.
-    """
-    if y is not None and target_column in x.columns:
-        raise ValueError(f"x has a column {target_column!r}. Give the labels another name, by target_column=.")
-    if y is not None and not np.array_equal(x.index, y.index):
-        raise ValueError("x and y must have the same index; they are matched row by row. Look at y.index.")
-    features = {column: np.array(x[column]) for column in x.columns}
-    labels = {column: np.array(y[column]) for column in y.columns} if hasattr(y, "columns") else y
-    without_labels = numpy_input_fn(features, None, batch_size, num_epochs, shuffle)
-    return without_labels if y is None else _input_fn((features, labels), batch_size, num_epochs, shuffle)
-
-
-def _input_fn(arrays, batch_size: int, num_epochs: int | None, shuffle: bool) -> Callable:
-    arrays = tf.nest.map_structure(np.asarray, arrays)
-    [count] = {len(array) for array in tf.nest.flatten(arrays)}
-
-    def input_fn():
-        order = tf.data.Dataset.range(count)
-        order = order.shuffle(count) if shuffle else order
-        order = order.repeat(num_epochs).batch(batch_size, drop_remainder=num_epochs is None)
-        # The arrays are one element, so that the shuffling does not copy them row by row.
-        whole = tf.data.Dataset.from_tensors(tf.nest.map_structure(outside_graph, arrays)).repeat()
-        batches = tf.data.Dataset.zip((whole, order))
-        batches = batches.map(lambda all_, at: tf.nest.map_structure(lambda array: tf.gather(array, at), all_))
-        return batches.prefetch(1)
-
-    return input_fn

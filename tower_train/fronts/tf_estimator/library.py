@@ -105,7 +105,6 @@ with compat.replaced(deprecation, "deprecated", lambda *_, **__: lambda function
         util,
     )
     from tensorflow_estimator.python.estimator.canned import optimizers
-    from tensorflow_estimator.python.estimator.inputs import numpy_io
 
 
 def is_summed(fn: Callable) -> bool:
