@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tower_train import errors
 from tower_train.fronts import meeting
 from tower_train.fronts.averages import Averages
 
@@ -100,29 +99,6 @@ def test_an_error_in_one_tower_ends_the_others_where_they_wait(faulty):
     with tf.Graph().as_default(), pytest.raises(KeyError, match=f"of tower {faulty}"):
         meeting.Towers(HOSTS).run(program)
     assert sorted(ended) == [0, 1, 2] and threading.active_count() == before
-
-
-@pytest.mark.parametrize(
-    ("program", "message"),
-    [
-        (
-            lambda tower: meeting.meet(0, total, f"place {tower.index // 2}"),
-            "tower_0 is at place 0, .* and tower_2 at place 1. The program must do the same",
-        ),
-        (lambda tower: tower.index or meeting.meet(0, total, "here"), "tower_1 at the end of its program"),
-        (
-            lambda tower: tf.cond(tf.constant(True), lambda: meeting.meet(0, total, "An update"), lambda: 0),
-            "An update is inside of a branch",
-        ),
-        (
-            lambda tower: tf.function(lambda: meeting.meet(0, total, "An update"), autograph=False)(),
-            "is inside of a branch, .*function",
-        ),
-    ],
-)
-def test_towers_that_cannot_meet_say_where(program, message):
-    with tf.Graph().as_default(), pytest.raises(errors.GraphError, match=message):
-        meeting.Towers(HOSTS).run(program)
 
 
 @pytest.mark.parametrize("graph", ["session", "tf.function"])

@@ -20,7 +20,7 @@ def dataset(x, y, batch, epochs=1):
     return lambda: tf.data.Dataset.from_tensor_slices((x, y)).repeat(epochs).batch(batch)
 
 
-def network(dropout=0.0, normalized=False):
+def network():
     keras.utils.set_random_seed(3)
     adapted = layers.Normalization()
     adapted.adapt(X)
@@ -30,9 +30,9 @@ def network(dropout=0.0, normalized=False):
             adapted,
             layers.Normalization(mean=0.1, variance=1.5),
             layers.Conv2D(4, 3, activation="tanh", kernel_regularizer="l2"),
-            *([layers.BatchNormalization(momentum=0.5)] if normalized else []),
+            layers.BatchNormalization(momentum=0.5),
             layers.Flatten(),
-            layers.Dropout(dropout, seed=1),
+            layers.Dropout(0.3, seed=1),  # drawn for the joined batch
             layers.SpectralNormalization(layers.Dense(3, activation="softmax")),
         ]
     )
@@ -55,32 +55,21 @@ def assert_same_weights(estimator, model, atol=1e-5):
         )
 
 
-def test_training_equals_keras_fit_on_the_joined_batches(tmp_path):
-    model = compiled(network(dropout=0.3))  # drawn for the joined batch
-    before = model.get_weights()
-    estimator = make(model, tmp_path, 2)
-    estimator.train(dataset(X, LABELS, 4, epochs=2), steps=4)  # it ends and goes on, with the optimizer's state
-    estimator.train(lambda: dataset(X, LABELS, 4, epochs=None)().skip(8), steps=4)
-    for value, unchanged in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(value, unchanged)
-    indices = np.arange(8 * 8) % 24
-    model.fit(X[indices], LABELS[indices], batch_size=8, shuffle=False, verbose=0)  # it still can be trained
-    assert_same_weights(estimator, model)
-    assert estimator.get_variable_value("adam/iteration") == 8
-
-
-def test_moving_averages_and_metrics_are_keras_own_in_later_optimizers_of_a_program_too(tmp_path):
+def test_training_moving_averages_and_metrics_are_keras_own_in_later_optimizers_of_a_program_too(tmp_path):
     """Towers meet within the normalising layer, whose name the optimizer's variables must not get."""
     keras.optimizers.SGD()  # Keras numbers the optimizers of a program
-    model = compiled(network(normalized=True), keras.optimizers.SGD(0.01, 0.9))
-    for steps in (4, 2):
+    model = compiled(network(), keras.optimizers.SGD(0.01, 0.9))
+    before = model.get_weights()
+    for steps in (4, 2):  # it ends and goes on, with the optimizer's state
         estimator = make(model, tmp_path, 2)
         estimator.train(lambda steps=steps: dataset(X, LABELS, 2)().skip(0 if steps == 4 else 8), steps=steps)
     assert estimator.get_variable_value("sgd/iteration") == estimator.get_variable_value("global_step") == 6
-    model.fit(X, LABELS, batch_size=4, shuffle=False, verbose=0)
+    for value, unchanged in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(value, unchanged)
+    model.fit(X, LABELS, batch_size=4, shuffle=False, verbose=0)  # it still can be trained
     assert_same_weights(estimator, model)
     paths = [variable.path.replace(model.optimizer.name, "sgd") for variable in model.optimizer.variables]
-    assert {*estimator.get_variable_names()} == {*paths, *(weight.path for weight in model.weights), "global_step"}
+    assert {*estimator.get_variable_names()} == {*paths, *(each.path for each in model.variables), "global_step"}
     found = estimator.evaluate(dataset(X, LABELS, 10))
     assert found.keys() == {"accuracy", "loss", "global_step"}
     assert found["accuracy"] == pytest.approx(model.evaluate(X, LABELS, verbose=0)[1], abs=1e-6)

@@ -23,17 +23,9 @@ def test_on_datasets_and_py_datasets(float64):
         def __getitem__(self, index):
             return batches[index]
 
-    keras.utils.set_random_seed(1)
-    model = small_network()
-    model.compile(**loss)
-    expected = (model, model.fit(x, y, batch_size=4, shuffle=False, verbose=0))
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
     for source in (dataset, Batches()):
-        keras.utils.set_random_seed(1)
-        parallel = tower_train.multi_gpu_model(small_network(), gpus=3)
-        parallel.compile(**loss)
-        history = parallel.fit(source, shuffle=False, verbose=0)
-        assert_same([expected, (parallel.template, history)], 1e-9)
+        assert_same(fit_both(small_network, 3, loss, source, is_eager=False), 1e-9)
 
 
 def test_frozen_layers_stay_and_unused_weights_are_named(capsys):
