@@ -35,6 +35,7 @@ TOY = dict(
     check_data=False,
     check_towers="never",
 )
+EVERY_STEP = dict(log_every_steps=1, summary_every_steps=1, save_every_steps=5)
 
 
 def train_toy(train_dir, session_hooks=(), workload="toy_workload", **options):

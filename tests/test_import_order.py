@@ -1,4 +1,5 @@
-"""Imports run one way through the packages of tower_train: read from the sources by ast."""
+"""Imports run one way through the packages of tower_train, and sessions are configured alike: read from the sources by
+ast."""
 
 import ast
 import graphlib
@@ -100,3 +101,33 @@ def test_no_module_unpickles_data(modules):
     words = re.compile(r"^ *(import|from) (pickle|marshal|shelve|dill|cloudpickle|joblib)|allow_pickle=(?!False)", re.M)
     assert not [name for name, path in modules.items() if words.search(path.read_text())]
     assert words.search("    import pickle") and words.search("np.load(f, allow_pickle=True)")
+
+
+# {module: why it may make a configuration that says nothing of GPUs}
+OWN_CONFIGURATION = {
+    "tower_train.graph.devices": "the one place",
+    "tower_train.cluster.membership": "a copy of that",
+    "tower_train.cluster.store": "a client of a server that runs already",
+    "tower_train.cluster.program": "a copy of that of the devices",
+    "tower_train.fronts.compat": "a copy of the process's",
+    "tower_train.fronts.tf1.contrib": "not of a session",
+    "tower_train.fronts.tf1.views": "of an old program, whose sessions are the only ones",
+}
+OPENERS = {"Session", "MonitoredTrainingSession", "SingularMonitoredSession", "ChiefSessionCreator"}
+
+
+def test_every_session_has_a_configuration_of_the_devices_or_without_gpus(modules):
+    """TensorFlow refuses two numberings of GPUs, and the first to use one decides whether its memory grows."""
+    opened, others = 0, set()
+    for module, path in modules.items():
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call):
+                name = getattr(call.func, "attr", getattr(call.func, "id", None))
+                given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+                if name in OPENERS:
+                    opened += 1
+                    assert "config" in given or len(call.args) > 2, f"{module}:{call.lineno}: give it devices.place's"
+                if name == "ConfigProto" and given.get("device_count") != "{'GPU': 0}":
+                    others.add(module)
+    assert opened > 10
+    assert others == OWN_CONFIGURATION.keys(), "use devices.place, or give {'GPU': 0}"

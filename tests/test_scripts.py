@@ -1,5 +1,6 @@
 """scripts/train sets itself up once, from and in any directory, and says plainly what it lacks; what a wheel holds;
-scripts/local_cluster, and what starts a cluster elsewhere, as far as it can be checked without one."""
+scripts/local_cluster, and what starts a cluster elsewhere, as far as it can be checked without one. scripts/gpu_check
+on CPUs, where what is cheap runs for real, and scripts/soak."""
 
 import json
 import os
@@ -12,6 +13,7 @@ import sys
 
 import jobs
 import pytest
+import soak
 import yaml
 
 from tower_train.config import Config
@@ -273,3 +275,42 @@ def test_the_measurements_of_a_gpus_speed_run_on_small_numbers_anywhere(tmp_path
     found = json.loads((tmp_path / "speed" / "speed.json").read_text())
     assert found["profile"]["launches"] == 0, "there is no GPU"
     assert "profile: GPUs work 0.00 ms a step" in done.stdout
+
+
+def gpu_check(folder, *words, python=sys.executable, **variables):
+    """(status, output)"""
+    environment = jobs.environment() | {"GPU_CHECK_PYTHON": str(python), "CUDA_VISIBLE_DEVICES": "-1"} | variables
+    words = [jobs.ROOT / "scripts" / "gpu_check", f"--out={folder / 'a b'}", *words]
+    done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return done.returncode, done.stdout
+
+
+def test_without_a_gpu_it_checks_what_it_can_and_names_the_rest(tmp_path):
+    status, output = gpu_check(tmp_path, "towers", PYTEST_ADDOPTS="-k toy")
+    assert status == 0, output
+    passed = re.findall(r"^PASSED .*::(.*)$", output, re.MULTILINE)
+    assert len(passed) == 3 and "test_towers_are_one[toy-collective]" in passed
+    assert len(re.findall("^measured: greatest relative difference .*e-1[0-9]$", output, re.MULTILINE)) == 3
+    assert "NCCL needs several GPUs" in output
+
+
+def test_sections_that_fail_or_crash_are_lines_and_not_the_end(tmp_path):
+    python = tmp_path / "my python"
+    python.write_text('#!/bin/sh\ncase "$*" in *machine*) echo "FAILED x"; exit 1;; *) kill -ABRT $$;; esac\n')
+    python.chmod(0o755)
+    status, output = gpu_check(tmp_path, "machine", "frontends", python=python)
+    assert status == 1
+    lines = output.splitlines()
+    assert lines[:2] == ["== machine", "FAILED x"] and lines[2].startswith("FAILED: status 1 (")
+    assert lines[3] == "== frontends" and lines[-1].startswith("FAILED: status 134 (")
+    assert gpu_check(tmp_path, "engine") == (
+        2,
+        f"{jobs.ROOT}/scripts/gpu_check: error: engine: give --out=DIR, "
+        "--minutes=N, machine, towers, runs or frontends.\n",
+    )
+
+
+def test_a_few_trials_lose_and_repeat_nothing_and_end_in_one_line(capsys):
+    assert soak.main(["--cases=alone", "--trials=2", "--seed=2"]) == 0
+    line = r"alone: 3 trials .*damaged checkpoint 1, .*kill 1.*; lost, different or untrue: 0"
+    assert re.search(line, capsys.readouterr().out)

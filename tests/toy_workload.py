@@ -1,11 +1,16 @@
-"""A workload of a user's own: arrays in memory, random noise on every example, a network of two layers."""
+"""Workloads of a user's own: arrays in memory, random noise on every example, a network of two layers; and others."""
+
+import dataclasses
+import math
+import time
 
 import numpy as np
 import tensorflow as tf
 
-from tower_train import Examples, Workload
+from tower_train import Examples, Workload, mean_squared_error, regression_metrics
 
 CLASSES = ("one", "two", "three")
+SLOW_SECS = 0.1
 
 
 def load(request):
@@ -37,3 +42,44 @@ def layer(name, inputs, units):
 
 
 WORKLOAD = Workload("toy", load, network, augment=add_noise)
+
+
+def poisoned(first, end, value=math.nan):
+    """The workload, but that the examples at positions first to end - 1 have features that are not finite."""
+
+    def spoil(features, draws):
+        bad = (draws.positions >= first) & (draws.positions < end)
+        return tf.where(bad[:, tf.newaxis], value, add_noise(features, draws))
+
+    return dataclasses.replace(WORKLOAD, augment=spoil)
+
+
+def slowly(features, draws=None):
+    later = tf.numpy_function(lambda x: time.sleep(SLOW_SECS) or x, [features], features.dtype)
+    return tf.ensure_shape(later, features.shape)
+
+
+def load_in_turn(request):
+    return dataclasses.replace(load(request), parallel_steps=1)
+
+
+SLOW = dataclasses.replace(WORKLOAD, examples=load_in_turn, augment=slowly)  # its input takes SLOW_SECS a step
+
+
+def load_sine(request):
+    x = np.random.default_rng(len(request.split)).uniform(-3, 3, [512, 1]).astype(np.float32)
+    return Examples.from_arrays(f"sine {request.split}", x, np.sin(x)[:, 0])
+
+
+def sine_network(x, training):
+    return layer("out", tf.nn.tanh(layer("hidden", x, 24)), 1)
+
+
+SINE = Workload(  # a regression: labels are numbers, and there are no classes
+    "sine",
+    load_sine,
+    sine_network,
+    loss=mean_squared_error,
+    metrics=regression_metrics,
+    recipe={"optimizer": "adam", "learning_rate": 0.01, "batch_size": 32, "ema": 0.9},
+)

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-import slow_input
 import tensorflow as tf
+import toy_workload
 
 from tower_train.bench import attribution, breakdown
 from tower_train.bench.attribution import Operation
@@ -93,8 +93,8 @@ def test_a_step_of_the_trainer_has_all_parts(cifar10_dir, tmp_path, monkeypatch)
 @pytest.mark.parametrize("is_staged", [False, True], ids=["fetched in the step", "staged"])
 def test_a_slow_input_is_what_a_step_waits_for(is_staged, monkeypatch):
     monkeypatch.setattr(transfer, "are_gpus", lambda devices: is_staged)
-    options = BenchmarkOptions(workload="slow_input", dataset="auto", batch_size=8, seconds=0.2, device="cpu")
+    options = BenchmarkOptions(workload="toy_workload:SLOW", dataset="auto", batch_size=8, seconds=0.2, device="cpu")
     found, _, _ = breakdown.measure(options, 1)
-    assert found.seconds["input wait"] > 0.5 * slow_input.SECONDS
-    assert found.step_secs > 0.9 * slow_input.SECONDS
-    assert found.in_place_secs < 0.5 * slow_input.SECONDS
+    assert found.seconds["input wait"] > 0.5 * toy_workload.SLOW_SECS
+    assert found.step_secs > 0.9 * toy_workload.SLOW_SECS
+    assert found.in_place_secs < 0.5 * toy_workload.SLOW_SECS

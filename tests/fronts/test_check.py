@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_step_examples import EXAMPLES
+from keras_examples import EXAMPLES
 
 from tower_train import errors, multi_gpu_model
 from tower_train.fronts import compat

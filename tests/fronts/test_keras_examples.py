@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from keras_step_examples import EXAMPLES
+from keras_examples import EXAMPLES
 from keras_twins import assert_same, fit_both
 
 import tower_train

@@ -8,7 +8,7 @@ import jobs
 import numpy as np
 import pytest
 import shared
-from keras_step_examples import EXAMPLES
+from keras_examples import EXAMPLES
 
 ROUNDING = 1e-9
 

@@ -1,7 +1,7 @@
 """A Keras program that is a worker: python tests/fronts/worker_program.py FOLDER trains, and prints what came out.
 
 The chief trains everything once more in this process alone, and prints by how much it differs. All of keras_examples.py
-and keras_step_examples.py instead of a few:
+instead of a few:
 
     scripts/local_cluster --workers=2 -- python tests/fronts/worker_program.py
 """
@@ -16,7 +16,7 @@ import zlib
 import keras
 import numpy as np
 import tensorflow as tf
-from keras_step_examples import EXAMPLES as OF_KERAS
+from keras_examples import EXAMPLES as OF_KERAS
 
 import tower_train
 from tower_train import errors

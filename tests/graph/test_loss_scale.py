@@ -12,7 +12,6 @@ import pytest
 import tensorflow as tf
 import toy_workload
 import trainings
-from poisoned import EVERY_STEP, poisoned
 
 from tower_train import errors
 from tower_train.graph import loss_scale
@@ -124,7 +123,7 @@ def test_it_stays_below_infinity_where_all_gradients_are_zero(monkeypatch):
 
 
 class TestRuns:
-    OPTIONS = EVERY_STEP | dict(dtype="float16")
+    OPTIONS = jobs.EVERY_STEP | dict(dtype="float16")
 
     def test_a_run_is_the_same_whether_or_not_it_is_resumed_and_skips_quietly(
         self, tmp_path, monkeypatch, soon, capsys
@@ -161,5 +160,5 @@ class TestRuns:
     def test_a_loss_that_is_not_finite_is_a_fault_at_any_scale(self, tmp_path):
         """Features whose products overflow float16, whose greatest number is 65,504."""
         with pytest.raises(errors.NonFiniteError, match="^not finite at step 6: tower_1: the loss"):
-            jobs.train_toy(tmp_path, max_steps=12, workload=poisoned(90, 91, 6e4), **self.OPTIONS)
+            jobs.train_toy(tmp_path, max_steps=12, workload=toy_workload.poisoned(90, 91, 6e4), **self.OPTIONS)
         assert jobs.variables(tmp_path, 5)["loss_scale/scale"] == 2.0**15

@@ -1,7 +1,10 @@
-"""Networks and options that break a rule of the towers: each is one line that names what, and says what to do."""
+"""Networks and options that break a rule of the towers: each is one line that names what, and says what to do.
+Operations with a random state of their own where they are allowed."""
 
 import dataclasses
+import re
 
+import jobs
 import keras
 import numpy as np
 import pytest
@@ -9,7 +12,7 @@ import tensorflow as tf
 import toy_workload
 import trainings
 
-from tower_train import Examples, errors, layers
+from tower_train import Examples, Workload, errors, layers
 from tower_train.data import tf_data
 from tower_train.graph import random_state
 from tower_train.workload import DataRequest
@@ -298,3 +301,34 @@ def test_a_workload_or_an_option_that_cannot_be_is_one_line(kind, fields, exampl
     with pytest.raises(kind, match=words) as raised:
         trainings.train(workload, examples, 0, **(dict(batch_size=8) | options))
     assert "\n" not in str(raised.value)
+
+
+def toy(change):
+    """The toy workload with change(hidden) between its two layers."""
+
+    def network(features, training):
+        hidden = change(toy_workload.layer("hidden", features, 8))
+        return toy_workload.layer("softmax_linear", hidden, 3)
+
+    return Workload("changed", toy_workload.load, network)
+
+
+def test_the_option_trains_all_the_same_and_log_and_run_json_tell(tmp_path, capsys):
+    workload = toy(lambda x: tf.nn.dropout(x, 0.5))
+    jobs.train_toy(tmp_path, workload=workload, max_steps=1, allow_stateful_random=True)
+    output, run = capsys.readouterr().out, jobs.read_json(tmp_path, "run.json")
+    [line] = re.findall(r"^\*\*\* --allow_stateful_random: several towers .*$", output, re.MULTILINE)
+    assert re.search(r"dropout/\S+ \(RandomUniform, test_mistakes.py:\d+\)\.$", line)
+    assert run["config"]["allow_stateful_random"] is True
+    assert run["random_numbers"]["by_example"] == []
+    assert "RandomUniform" in run["random_numbers"]["stateful"][0]
+    with pytest.raises(errors.GraphError, match="Use tower_train.layers.dropout"):
+        jobs.train_toy(tmp_path, workload=workload, max_steps=2)
+
+
+def test_a_run_that_drew_otherwise_is_refused_unless_overridden(tmp_path):
+    jobs.train_toy(tmp_path, workload=toy(lambda x: x), max_steps=1)
+    workload = toy(lambda x: layers.dropout(x, 0.5, True))
+    with pytest.raises(errors.RunError, match="another run: what draws by example was nothing, now dropout. Give"):
+        jobs.train_toy(tmp_path, workload=workload, max_steps=2)
+    assert jobs.train_toy(tmp_path, workload=workload, max_steps=2, override=True).step == 2

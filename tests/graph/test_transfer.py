@@ -7,7 +7,6 @@ import element_workloads
 import jobs
 import numpy as np
 import pytest
-import slow_input
 import tensorflow as tf
 import toy_workload
 import trainings
@@ -131,11 +130,11 @@ def test_a_step_tells_how_long_it_waited_for_its_input_but_not_what_came_while_i
     monkeypatch.setattr(transfer, "are_gpus", lambda devices: is_staged)
 
     def slow_network(features, training):
-        return toy_workload.network(slow_input.slowly(features), training)
+        return toy_workload.network(toy_workload.slowly(features), training)
 
     waited = []
     for inference in (toy_workload.network, slow_network):
-        workload = dataclasses.replace(slow_input.WORKLOAD, inference=inference)
+        workload = dataclasses.replace(toy_workload.SLOW, inference=inference)
         with trainings.opened(workload, workload.examples(DataRequest("train")), batch_size=8) as (built, session):
             waited.append([session.run(built.report).input_secs for _ in range(8)])  # a busy machine computes longer
     assert max(waited[0]) > 0.05 > min(waited[1]) >= 0

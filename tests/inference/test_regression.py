@@ -5,8 +5,8 @@ import dataclasses
 import jobs
 import numpy as np
 import pytest
-import sine_workload
 import tensorflow as tf
+import toy_workload
 
 from tower_train import DataRequest, Examples, Workload, errors, evaluate, export, predict, train
 from tower_train.config import ExportOptions
@@ -21,10 +21,10 @@ def run(tmp_path_factory):
     """A run whose last steps are so hasty that its best evaluation is an earlier one."""
     directory = tmp_path_factory.mktemp("sine") / "run"
     options = dict(num_gpus=2, summary_every_steps=0, eval_every_steps=100, keep_best=True, check_towers="never")
-    train("sine_workload", sine_workload.WORKLOAD.config(max_steps=300, train_dir=str(directory), **options))
+    train("toy_workload:SINE", toy_workload.SINE.config(max_steps=300, train_dir=str(directory), **options))
     train(
-        "sine_workload",
-        sine_workload.WORKLOAD.config(max_steps=400, train_dir=str(directory), learning_rate=1.0, **options),
+        "toy_workload:SINE",
+        toy_workload.SINE.config(max_steps=400, train_dir=str(directory), learning_rate=1.0, **options),
     )
     return directory
 
@@ -46,7 +46,7 @@ def test_the_best_is_the_least_error(run, command):
     assert f"model.ckpt-{best['best']['step']}.index" in {path.name for path in (run / "best").iterdir()}
     status, stdout, stderr = command(evaluate, f"--train_dir={run}", "--best")
     assert (status, stderr) == (0, "") and "confusion" not in stdout
-    fetch = sine_workload.load(DataRequest("test")).first(512)
+    fetch = toy_workload.load_sine(DataRequest("test")).first(512)
     error = np.abs(outputs(run, fetch[0]) - fetch[1]).mean()
     assert error < 0.1
     found = jobs.read_json(run, "result.json")["evaluation"]["metrics"]["absolute error"]
@@ -116,6 +116,6 @@ def test_features_and_outputs_of_several_tensors_keep_their_names(tmp_path):
 
 
 def test_a_direction_of_no_metric_is_refused(tmp_path):
-    workload = dataclasses.replace(sine_workload.WORKLOAD, mode={"of by": "min"})
+    workload = dataclasses.replace(toy_workload.SINE, mode={"of by": "min"})
     with pytest.raises(ValueError, match="mode names 'of by', but its metrics are absolute error, squared error. Name"):
         jobs.train_toy(tmp_path, workload=workload, eval_every_steps=5, max_steps=5)

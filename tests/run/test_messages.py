@@ -134,12 +134,14 @@ def test_the_share_of_time_that_waits_for_input_is_told_with_advice_once(tmp_pat
     monkeypatch.setattr(actions, "_MUCH_SECS", 0.3)
     for is_staged in (False, True):
         monkeypatch.setattr(transfer, "are_gpus", lambda devices, is_staged=is_staged: is_staged)
-        jobs.train_toy(tmp_path / f"{is_staged}", workload="slow_input", max_steps=12, log_every_steps=2, num_gpus=1)
+        jobs.train_toy(
+            tmp_path / f"{is_staged}", workload="toy_workload:SLOW", max_steps=12, log_every_steps=2, num_gpus=1
+        )
         printed = capsys.readouterr().out
         # the first batches came while the first step was prepared
         assert all(int(line["input"]) > 50 for line in log_lines(printed)[2:]), printed
         advice = [line for line in printed.splitlines() if line.startswith("*** input")]
-        assert len(advice) == 1 and " -m tower_train.benchmark --breakdown --workload=slow_input`" in advice[0]
+        assert len(advice) == 1 and " -m tower_train.benchmark --breakdown --workload=toy_workload:SLOW`" in advice[0]
         shares = [record["input_share"] for record in jobs.metrics(tmp_path / f"{is_staged}")]
         assert all(0.5 < share <= 1 for share in shares[2:])
     assert [messages.slow_input({"devices": [name]}) for name in ("GPU 0 (A)", "logical CPU device 0")] == [0.05, 0.3]
@@ -222,7 +224,7 @@ def test_commands_name_the_python_of_this_program(tmp_path, monkeypatch):
     """By its short name where the shell finds it by that; a workload of a module needs no path."""
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     (tmp_path / "python").touch(0o755)
-    found = {"config": {"workload": "slow_input", "data_dir": None}, "workload_options": {}}
+    found = {"config": {"workload": "toy_workload", "data_dir": None}, "workload_options": {}}
     for folder, python in ((os.path.dirname(sys.executable), "python"), (tmp_path, sys.executable)):
         monkeypatch.setenv("PATH", str(folder))
         assert f"`{shlex.quote(python)} -m " in messages.input_advice(0.5, found)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import toy_workload
-from poisoned import EVERY_STEP, poisoned
 
 from tower_train import errors
 
@@ -25,7 +24,9 @@ v1 = tf.compat.v1
 )
 def test_what_is_not_finite_is_named_by_step_and_tower(value, position, step, tower, dtype, tmp_path):
     assert (position // 16 + 1, position % 16 // 8) == (step, tower)
-    options = EVERY_STEP | dict(workload=poisoned(position, position + 1, value), max_steps=40, dtype=dtype)
+    options = jobs.EVERY_STEP | dict(
+        workload=toy_workload.poisoned(position, position + 1, value), max_steps=40, dtype=dtype
+    )
     with pytest.raises(errors.NonFiniteError) as error:
         jobs.train_toy(tmp_path, **options)
     assert error.value.exit_status == 3
@@ -56,8 +57,8 @@ def test_what_is_not_finite_is_named_by_step_and_tower(value, position, step, to
 )
 def test_a_skipped_step_counts_and_changes_no_variable(mode, tmp_path, capsys):
     """Step 6 is skipped (positions 80 to 95): steps 5 and 6 leave the same variables, and step 7 takes position 96."""
-    options = EVERY_STEP | mode | dict(save_every_steps=1, keep_checkpoints=0, on_nonfinite="skip")
-    result = jobs.train_toy(tmp_path, max_steps=8, workload=poisoned(90, 91, math.inf), **options)
+    options = jobs.EVERY_STEP | mode | dict(save_every_steps=1, keep_checkpoints=0, on_nonfinite="skip")
+    result = jobs.train_toy(tmp_path, max_steps=8, workload=toy_workload.poisoned(90, 91, math.inf), **options)
     assert (result.step, result.skipped_steps) == (8, 1)
     before, after = jobs.variables(tmp_path, 5), jobs.variables(tmp_path, 6)
     assert (after.pop("global_step"), after.pop("examples_seen")) == (6, 96)
@@ -85,10 +86,10 @@ def test_what_overflows_in_the_update_itself_is_not_saved(tmp_path):
 
 
 def test_ten_in_a_row_end_the_run_and_eighteen_of_which_one_is_finite_do_not(tmp_path):
-    options = EVERY_STEP | dict(on_nonfinite="skip", max_steps=22)
+    options = jobs.EVERY_STEP | dict(on_nonfinite="skip", max_steps=22)
     with pytest.raises(errors.NonFiniteError, match="not finite at step 12: .*It is number 10 in a row"):
-        jobs.train_toy(tmp_path / "ended", workload=poisoned(32, 192), **options)
-    before, after = poisoned(32, 176).augment, poisoned(192, 336).augment
+        jobs.train_toy(tmp_path / "ended", workload=toy_workload.poisoned(32, 192), **options)
+    before, after = toy_workload.poisoned(32, 176).augment, toy_workload.poisoned(192, 336).augment
 
     def spoil(features, draws):
         return tf.where((draws.positions < 192)[:, tf.newaxis], before(features, draws), after(features, draws))
