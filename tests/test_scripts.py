@@ -5,6 +5,7 @@ on CPUs, where what is cheap runs for real, and scripts/soak."""
 import json
 import os
 import pathlib
+import re
 import runpy
 import shutil
 import signal
