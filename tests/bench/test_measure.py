@@ -6,6 +6,7 @@ import os
 import signal
 import types
 
+import jobs
 import pytest
 import sides
 
@@ -107,21 +108,10 @@ SIDES = ["port", "tower_train/2 towers/float32", CEILING]
 
 
 def test_a_comparison_of_real_processes(cifar10_dir, tmp_path, capsys):
+    words = jobs.flags(systems=",".join(SIDES), rounds=2, seconds=0.1, batch_size=8, towers="1,2", device="cpu")
+    words += jobs.flags(dataset="cifar10", data_dir=cifar10_dir, out=tmp_path)
     with sides.forking():
-        status = benchmark.main(
-            [
-                "benchmark",
-                f"--systems={','.join(SIDES)}",
-                "--rounds=2",
-                "--seconds=0.1",
-                "--batch_size=8",
-                "--towers=1,2",
-                "--device=cpu",
-                "--dataset=cifar10",
-                f"--data_dir={cifar10_dir}",
-                f"--out={tmp_path}",
-            ]
-        )
+        status = benchmark.main(["benchmark", *words])
     assert status == 0 and "tower_train, 2 towers" in capsys.readouterr().out
     assert (tmp_path / "benchmark.png").read_bytes().startswith(b"\x89PNG")
     written = json.loads((tmp_path / "benchmark.json").read_text())

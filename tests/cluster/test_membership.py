@@ -126,9 +126,12 @@ def test_who_is_stuck_in_a_step_without_a_missing_worker_leaves_as_it_was_told(m
     assert late.value is error and f"worker 1 ({hosts[1]}) is missing" in str(error)
 
 
-@pytest.mark.parametrize("waits", [True, False])
-def test_a_worker_that_starts_again_at_the_end_learns_it_from_the_chief_which_waits_for_it(waits, monkeypatch, capsys):
-    """Its first start dies before the end, as of a chief that was stopped meanwhile."""
+@pytest.mark.parametrize(("waits", "reason"), [(True, "last step"), (False, "last step"), (False, None)])
+def test_a_worker_that_starts_again_at_the_end_learns_it_from_the_chief_which_waits_for_it(
+    waits, reason, monkeypatch, capsys
+):
+    """Its first start dies before the end, as of a chief that was stopped meanwhile. Without a reason the chief knows
+    only that a worker asked all to stop, which died before it said why: that is told to start with all."""
     monkeypatch.setattr(agreement, "_trained_with", set())
     hosts = clusters.hosts(2)
     chief, other, again = (clusters.member(hosts, index, 2.0, 60.0, waits) for index in (0, 1, 1))
@@ -138,34 +141,15 @@ def test_a_worker_that_starts_again_at_the_end_learns_it_from_the_chief_which_wa
         assert [each.result(jobs.WAIT_SECS) for each in agreed] == [(3, 9)] * 2
         chief._heartbeat.note(state=WorkerState.DONE)
         other._heartbeat.end()
-        left = pool.submit(chief.leave, "last step")
+        left = pool.submit(chief.leave, reason)
         jobs.wait_for(lambda: chief._heartbeat.status.state is WorkerState.OVER)
         agreement._trained_with.clear()  # as in another process
-        with pytest.raises(agreement.RunOver) as over, again:
+        with pytest.raises((agreement.RunOver, errors.WorkerError)) as over, again:
             again.agree(dict, 0, 9)
-        assert over.value.stopped_by == left.result(jobs.WAIT_SECS) == "last step"
-    assert (
-        f"*** Staying for at most 60 s, to tell worker 1 ({hosts[1]}) that the run has ended."
-        in capsys.readouterr().out
-    )
-
-
-def test_a_worker_that_starts_again_after_it_ended_the_run_and_died_is_told_to_start_with_all(monkeypatch):
-    """The chief knows only that a worker asked all to stop, which died before it said why."""
-    hosts = clusters.hosts(2)
-    chief, other, again = (clusters.member(hosts, index, 2.0, 60.0) for index in (0, 1, 1))
-    with concurrent.futures.ThreadPoolExecutor() as pool, chief:
-        other.__enter__()
-        for agreed in [pool.submit(member.agree, dict, 3, 9) for member in (chief, other)]:
-            agreed.result(jobs.WAIT_SECS)
-        chief._heartbeat.note(state=WorkerState.DONE)
-        other._heartbeat.end()
-        left = pool.submit(chief.leave, None)
-        jobs.wait_for(lambda: chief._heartbeat.status.state is WorkerState.OVER)
-        monkeypatch.setattr(agreement, "_trained_with", set())  # as in another process
-        with pytest.raises(errors.WorkerError, match=r"have ended at step 3, without worker 1 \("), again:
-            again.agree(dict, 0, 9)
-        assert left.result(jobs.WAIT_SECS) is None
+        assert left.result(jobs.WAIT_SECS) == getattr(over.value, "stopped_by", None) == reason
+    assert reason or "have ended at step 3, without worker 1 (" in str(over.value)
+    staying = f"*** Staying for at most 60 s, to tell worker 1 ({hosts[1]}) that the run has ended."
+    assert not reason or staying in capsys.readouterr().out
 
 
 def test_a_worker_that_fails_before_the_chief_has_started_is_named():

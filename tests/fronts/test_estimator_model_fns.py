@@ -6,38 +6,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from regression import BATCH, EVAL, TRAIN, X, Y, input_fn, make, model_fn
+from regression import BATCH, X, Y, input_fn, make, model_fn
 
 from tower_train import errors
 from tower_train import estimator as tf_estimator
 from tower_train.fronts.tf_estimator import library
 
 v1 = tf.compat.v1
-
-
-def test_a_model_fn_with_its_own_train_op_of_clipped_gradients_and_ordered_averages(tmp_path):
-    """The mean of the towers' gradients is clipped, as one device's; averages follow the update, once a step."""
-
-    def clipped(features, labels, mode, params):
-        w = v1.get_variable("w", [3], tf.float64, v1.zeros_initializer())
-        loss = tf.reduce_mean(tf.square(tf.linalg.matvec(features["x"], w) - labels))
-        optimizer = v1.train.GradientDescentOptimizer(0.125)
-        pairs = [(tf.clip_by_norm(grad, 0.5), v) for grad, v in optimizer.compute_gradients(loss)]
-        applied = optimizer.apply_gradients(pairs, v1.train.get_global_step())
-        averages = tf.train.ExponentialMovingAverage(0.5)
-        with tf.control_dependencies([applied]):
-            return tf_estimator.EstimatorSpec(mode, loss=loss, train_op=averages.apply([w]))
-
-    estimator = make(tmp_path, 2, clipped)
-    estimator.train(input_fn)
-    w, average = np.zeros(3), np.zeros(3)
-    for step in range(6):
-        x, y = X[8 * step :][:8], Y[8 * step :][:8]
-        grad = 2 * x.T @ (x @ w - y) / 8
-        w = w - 0.125 * grad * min(1, 0.5 / np.linalg.norm(grad))
-        average = 0.5 * average + 0.5 * w
-    np.testing.assert_allclose(estimator.get_variable_value("w"), w, atol=1e-12)
-    np.testing.assert_allclose(estimator.get_variable_value("w/ExponentialMovingAverage"), average, atol=1e-12)
 
 
 def test_a_model_fn_with_regularizers_losses_and_update_ops_in_collections(tmp_path):
@@ -65,29 +40,6 @@ def test_a_model_fn_with_regularizers_losses_and_update_ops_in_collections(tmp_p
         w = w - 0.1 * (2 * x.T @ (x @ w - y) / 8 + 0.2 * w)
     np.testing.assert_allclose(estimator.get_variable_value("w"), w, atol=1e-6)
     assert estimator.get_variable_value("runs") == 3
-
-
-def test_a_model_fn_of_keras_layers_keeps_its_names_and_its_moving_averages(tmp_path):
-    def of_layers(features, labels, mode):
-        hidden = tf.keras.layers.BatchNormalization(momentum=0.5)(features["x"], training=mode == TRAIN)
-        y = tf.keras.layers.Dense(1, kernel_initializer="he_normal")(hidden)
-        loss = v1.losses.mean_squared_error(labels[:, tf.newaxis], y)
-        if mode == EVAL:
-            return tf_estimator.EstimatorSpec(mode, loss=loss)
-        train_op = v1.train.AdamOptimizer().minimize(loss, v1.train.get_global_step())
-        return tf_estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
-
-    tf.keras.layers.Dense(2)  # what else the program makes does not count
-    estimator = make(tmp_path, 2, of_layers)
-    estimator.train(input_fn, steps=1)
-    towers = X[: 2 * BATCH].reshape(2, BATCH, 3)
-    expected = {"mean": 0.5 * towers.mean((0, 1)), "variance": 0.5 + 0.5 * towers.var((0, 1))}
-    for name, value in expected.items():
-        [found] = [each for each in estimator.get_variable_names() if each.endswith(f"moving_{name}")]
-        np.testing.assert_allclose(estimator.get_variable_value(found), value, atol=1e-6)
-    assert estimator.evaluate(input_fn)["global_step"] == 1
-    estimator.train(input_fn, steps=1)
-    assert len([name for name in estimator.get_variable_names() if name.endswith("kernel")]) == 1
 
 
 def test_what_a_model_fn_must_not_do(tmp_path):

@@ -25,42 +25,24 @@ from tower_train.run_dir import directory
 
 
 @pytest.fixture(scope="module")
-def run(data, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("reported") / "run"
-    config = Config(
-        train_dir=str(folder),
-        data_dir=str(data),
-        num_gpus=2,
-        batch_size=8,
-        max_steps=6,
-        eval_every_steps=3,
-        eval_at_end=True,
-        log_every_steps=1,
-        optimizer="adam",
-        learning_rate=0.0003,
-        ema=0.0,
-        summary_every_steps=0,
-        check_towers="never",
-    )
-    tower_train.train("tower_train.workloads.image_folder", config, workload_options=dict(image_size=32, flip=False))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def page(run):
-    assert report.main(["report", str(run)]) == 0
-    return (run / "report.html").read_text(encoding="utf-8")
+def page(image_run):
+    assert report.main(["report", str(image_run)]) == 0
+    return (image_run / "report.html").read_text(encoding="utf-8")
 
 
 def words(text):
     return " ".join(html.unescape(re.sub("<[^>]*>", " ", text.partition("</style>")[2])).split())
 
 
-def test_it_tells_the_results_options_data_and_versions_of_a_run(run, page):
-    result, run_json, told = jobs.read_json(run, "result.json"), jobs.read_json(run, "run.json"), words(page)
+def test_it_tells_the_results_options_data_and_versions_of_a_run(image_run, page):
+    result, run_json, told = (
+        jobs.read_json(image_run, "result.json"),
+        jobs.read_json(image_run, "run.json"),
+        words(page),
+    )
     metric = result["evaluation"]["metrics"]["precision @ 1"]
-    assert f"precision @ 1 {metric['mean']:.4g} {metric['low']:.3f} to {metric['high']:.3f} 6 test 6" in told
-    assert "Done: step 6" in told and "blåu 10 rød 10" in told and "--image_size 32" in told
+    assert f"precision @ 1 {metric['mean']:.4g} {metric['low']:.3f} to {metric['high']:.3f} 6 test 8" in told
+    assert "Done: step 8" in told and "blåu 10 rød 10" in told and "--image_size 32" in told
     for name, version in run_json["versions"].items():
         assert f"{name} {version}" in told
     cells = [int(cell) for cell in re.findall(r"--share:[\d.]+'>(\d+)", page)]
@@ -69,8 +51,8 @@ def test_it_tells_the_results_options_data_and_versions_of_a_run(run, page):
     assert (page.count("<polyline"), page.count("<img")) == (4, 6) and "color-scheme: light dark" in page
 
 
-def test_its_pictures_are_the_test_images_of_the_highest_losses(run, page, data):
-    built, session = serving.open_run(RunOptions(train_dir=str(run)))
+def test_its_pictures_are_the_test_images_of_the_highest_losses(image_run, page, data):
+    built, session = serving.open_run(RunOptions(train_dir=str(image_run)))
     paths = sorted((data / "test").glob("*/*.png"))
     images = np.stack([np.asarray(Image.open(path).convert("RGB")) for path in paths])
     with session:
@@ -144,8 +126,8 @@ def test_losses_of_any_workload_are_those_of_its_examples_alone(kind, tmp_path):
     assert all(each.picture is None and each.words for each in found)
 
 
-def test_what_a_stranger_wrote_is_text(run, tmp_path):
-    copy = shutil.copytree(run, tmp_path / "<b>")
+def test_what_a_stranger_wrote_is_text(image_run, tmp_path):
+    copy = shutil.copytree(image_run, tmp_path / "<b>")
     run_json = jobs.read_json(copy, "run.json")
     run_json |= {"workload": "<script>alert(1)</script>", "devices": ["<img src=x>"]}
     run_json["data"]["class_names"] = ["<i>", "'"]
@@ -154,8 +136,8 @@ def test_what_a_stranger_wrote_is_text(run, tmp_path):
     assert not re.search("<(script|img|i|u|b)>|<img src=x", text)
 
 
-def test_more_classes_than_a_table_holds_are_told_by_what_was_taken_for_what(run, tmp_path):
-    copy = shutil.copytree(run, tmp_path / "copy")
+def test_more_classes_than_a_table_holds_are_told_by_what_was_taken_for_what(image_run, tmp_path):
+    copy = shutil.copytree(image_run, tmp_path / "copy")
     matrix = np.diag(np.arange(200))
     matrix[7, 9], matrix[8, 3] = 50, 60
     names = [f"class {i}" for i in range(200)]

@@ -25,24 +25,8 @@ CLASSES = ("blåu", "rød")
 
 
 @pytest.fixture(scope="module")
-def run(data, tmp_path_factory):
-    """A run of the image-folder workload."""
-    directory = tmp_path_factory.mktemp("served") / "run"
-    config = Config(
-        train_dir=str(directory),
-        data_dir=str(data),
-        num_gpus=2,
-        batch_size=8,
-        max_steps=20,
-        optimizer="adam",
-        learning_rate=0.0003,
-        ema=0.5,
-        summary_every_steps=0,
-        check_towers="never",
-    )
-    options = dict(image_size=32, flip=False)
-    tower_train.train("tower_train.workloads.image_folder", config, workload_options=options)
-    return directory
+def run(image_run):
+    return image_run
 
 
 @pytest.fixture(scope="module")
