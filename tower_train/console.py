@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 from tower_train import host
@@ -109,28 +109,24 @@ def import_tensorflow(talkative: bool = False) -> None:
 
 
 class ProgressBar:
-    """A bar at the bottom of a terminal; nothing on other streams. Use as a context manager.
+    """The bar of a run at the bottom of a terminal, which repeats the last log line's rates, as log lines scroll away
+    above it; nothing on other streams. Use as a context manager."""
 
-    Args:
-      columns: rich's progress module -> the bar's columns. Called on terminals only, as the import takes time.
-      total: final count.
-      completed: initial count.
-      stream: standard output if None.
-      fields: first values of the columns' own fields.
-    """
-
-    def __init__(
-        self, columns: Callable, total: float, completed: float = 0, stream: TextIO | None = None, **fields: str
-    ):
-        stream = stream or sys.stdout
+    def __init__(self, steps_done: int, last_step: int):
         self._bar: Any = None
-        self._task: Any = None
-        self.is_shown = stream.isatty()
+        self.is_shown = sys.stdout.isatty()
         if self.is_shown:
             from rich import console, progress  # comes with Keras, hence with TensorFlow
 
-            self._bar = progress.Progress(*columns(progress), console=console.Console(file=stream), transient=True)
-            self._task = self._bar.add_task("", total=total, completed=completed, **fields)
+            columns = (
+                progress.TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+                progress.BarColumn(),
+                progress.TextColumn("{task.fields[rates]}"),
+                progress.TimeRemainingColumn(),
+                progress.TextColumn("left"),
+            )
+            self._bar = progress.Progress(*columns, console=console.Console(file=sys.stdout), transient=True)
+            self._task = self._bar.add_task("", total=last_step, completed=steps_done, rates="")
 
     def __enter__(self):
         if self._bar:
@@ -143,7 +139,6 @@ class ProgressBar:
             _bars.remove(self._bar)
             self._bar.stop()
 
-    def update(self, completed: float | None = None, advance: float | None = None, **fields: str) -> None:
-        """Sets or advances the count, and sets fields of the columns."""
+    def update(self, step: int, **rates: str) -> None:
         if self._bar:
-            self._bar.update(self._task, completed=completed, advance=advance, **fields)
+            self._bar.update(self._task, completed=step, **rates)

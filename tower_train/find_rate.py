@@ -52,7 +52,6 @@ def range_test(workload, config: Config, steps: int = _STEPS) -> tuple[np.ndarra
     """Trains with growing rates; returns (rates, smoothed losses)."""
     from tower_train.graph import session, step_failures
     from tower_train.graph.training import build_step
-    from tower_train.run import messages
     from tower_train.run.plan import plan_trial
 
     config = dataclasses.replace(
@@ -69,7 +68,7 @@ def range_test(workload, config: Config, steps: int = _STEPS) -> tuple[np.ndarra
             examples, workload.name, tower_batch=config.tower_batch, accumulate_steps=config.accumulate_steps
         ),
         session.opened(built) as opened,
-        messages.progress_bar(0, steps) as bar,
+        console.ProgressBar(0, steps) as bar,
     ):
         for step, rate in enumerate(rates, start=1):
             loss = float(opened.run(built.report, {built.report.learning_rate: rate}).data_loss)

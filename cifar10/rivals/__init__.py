@@ -1,27 +1,18 @@
 """Rivals: other ways to train the same networks, for `python -m tower_train.benchmark`.
 
 The benchmark looks for a module `rivals` beside the workload, and in it for `of(options)`, the rivals of the workload
-under these options of its own, and `flops_per_example(options)`. Ratios are taken to the first rival.
+under these options of its own. Ratios are taken to the first rival.
 """
 
 import cifar10
 from cifar10 import cifar10_94, convnet, crops, shifts
 from tower_train.bench.sides import Side, keras_sides, torch_sides
 
-# Of training: of convolutions and matrix products, a multiplication and an addition as two, once forward and once for
-# each operand's gradient; the images have none. tests/cifar10/test_rivals.py counts them.
-_FLOPS = {
-    "convnet": 105_295_104,
-    "cifar10_94": 707_777_088,
-    "cifar10_95": 1_808_258_112,
-    "cifar10_96": 2_710_696_512,
-}
-
 
 def of(options, on_gpu: bool = False) -> list[Side]:
     """Returns the rivals of a model: Keras for the tutorial's network and those of cifar10_94; for these two PyTorch
     too, and for the tutorial's the published script; none for others."""
-    if options.model not in _FLOPS:
+    if options.model != "convnet" and options.model not in cifar10_94.NETWORKS:
         return []
     train, two = f"{__name__}.keras_fit:train", dict(model=options.model, form="MirroredStrategy")
     sides = [Side("keras/MirroredStrategy 2", train, two, 2, is_quick=True, label="Keras MirroredStrategy, 2 replicas")]
@@ -64,9 +55,3 @@ def for_torch(model: str) -> dict:
             "deviation": crops.DEVIATION.tolist(),
         }
     return recipe
-
-
-def flops_per_example(options) -> int | None:
-    """Returns the floating-point operations of a training example, in the network's plain formulation; None if they
-    are not counted."""
-    return _FLOPS.get(options.model)

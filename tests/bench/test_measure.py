@@ -16,8 +16,7 @@ from tower_train.bench.sides import BenchmarkOptions, Side
 
 
 def measured(log, live, failing=None, together=False):
-    """Measures sides a, b and c in six rounds. Their workers do 20 steps of 8 examples a second, and note it, and at
-    the first how many there are."""
+    """Measures sides a, b and c in six rounds. Their workers note it, and at the first how many there are."""
 
     @contextlib.contextmanager
     def start(side):
@@ -25,9 +24,9 @@ def measured(log, live, failing=None, together=False):
             log.append(side.name)
             if side.name == failing:
                 raise RuntimeError("died")
-            return {"steps": 10, "seconds": 0.5, "idle_secs": 1.0, "idle_cpu_secs": 0.0}
+            return 160.0
 
-        first, last = {"first_step_secs": 3.0, "examples_per_step": 8}, {"peak_bytes": 1001, "card_bytes": 0}
+        first, last = {"first_step_secs": 3.0}, {"peak_bytes": 1001, "card_bytes": 0}
         live.add(side.name)
         answer = lambda: counts.append(len(live)) or first  # noqa: E731
         yield types.SimpleNamespace(answer=answer, measure=measure, stop=lambda: last)
@@ -44,7 +43,7 @@ def test_every_side_is_measured_once_a_round_in_an_order_that_changes():
     orders = [tuple(log[i : i + 3]) for i in range(0, len(log), 3)]
     assert len(orders) == 6 and not live
     assert all(sorted(order) == ["a", "b", "c"] for order in orders) and len(set(orders)) > 2
-    assert [result.rates for result in results] == [dict.fromkeys(range(6), 10 * 8 / 0.5)] * 3
+    assert [result.rates for result in results] == [dict.fromkeys(range(6), 160.0)] * 3
     assert {result.peak_bytes for result in results} == {1001}
     with pytest.raises(RuntimeError):
         measured(log, live, failing="b")
@@ -103,8 +102,7 @@ def test_a_side_that_fails_is_one_line_with_its_last_words_and_leaves_no_process
         os.kill(worker._process.pid, 0)
 
 
-CEILING = "ceiling/float32 matrix product"
-SIDES = ["port", "tower_train/2 towers/float32", CEILING]
+SIDES = ["port", "tower_train/2 towers/float32"]
 
 
 def test_a_comparison_of_real_processes(cifar10_dir, tmp_path, capsys):
@@ -117,18 +115,10 @@ def test_a_comparison_of_real_processes(cifar10_dir, tmp_path, capsys):
     written = json.loads((tmp_path / "benchmark.json").read_text())
     rows = {row["side"]["name"]: row for row in written["parts"]["Training"]}
     assert list(rows) == SIDES
-    for name, row in rows.items():
+    for row in rows.values():
         assert 0.05 < row["first_step_secs"] < 300 and row["peak_bytes"] > 100 * 2**20
         assert list(row["rates"]) == ["0", "1"] and row["rate"]["low"] == min(row["rates"].values()) > 0
-        # All of them wait much longer than they work; a tenth of a core would be a prefetching thread gone wild.
-        assert row["idle_cpu_secs"] < 0.1 * row["idle_secs"], name
-    examples = {name: row["examples_per_step"] for name, row in rows.items()}
-    flops = examples.pop(CEILING) * 105_295_104
-    assert flops == pytest.approx(2 * round((flops / 2) ** (1 / 3)) ** 3)  # a product of square matrices
-    assert set(examples.values()) == {8}
     assert set(rows["port"]["ratio"].values()) == {1.0}
-    assert rows[CEILING]["share"]["median"] == pytest.approx(1.0)
-    assert 0 < rows["tower_train/2 towers/float32"]["share"]["median"] < 3
 
 
 def test_a_directory_that_cannot_be_made_is_refused(tmp_path):

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from tower_train import errors
-from tower_train.bench import comparison, measure, plots, sides
+from tower_train.bench import measure, plots, sides
 from tower_train.bench.measure import Figure, Result
 from tower_train.bench.sides import BenchmarkOptions, Side
 
-COMMON = {"gpus": [], "optimizer": "momentum", "flops_per_example": 1e6}
+COMMON = {"gpus": [], "optimizer": "momentum"}
 RIVALS = [
     Side("port", "port:train", is_quick=True, label="Published script"),
     Side("port/2 towers", "port:train", num_devices=2),
@@ -28,10 +28,7 @@ def test_patterns_choose_sides():
         "tower_train/2 towers/float32",
         "tower_train/2 towers/bfloat16",
     ]
-    assert names(systems="*/2*/float16,ceiling/float16*", towers=(1, 2)) == [
-        "tower_train/2 towers/float16",
-        "ceiling/float16 matrix product",
-    ]
+    assert names(systems="*/2*/float16", towers=(1, 2)) == ["tower_train/2 towers/float16"]
 
 
 def test_towers_train_by_momentum_as_their_rivals_and_with_muon_in_sides_of_their_own():
@@ -86,21 +83,14 @@ def test_a_figure_shows_sides_by_name_and_a_panel_for_each_part(tmp_path):
         assert png.read_bytes().startswith(b"\x89PNG")
         return {"".join(element.itertext()).strip() for element in xml.parse(svg).iter() if element.tag[-5:] == "}text"}
 
-    lines = {"others", "ceiling: matrix products alone"}
-    assert {"Published script", "tower_train, 8 towers, bfloat16", "1,025", *lines} < texts()
+    assert {"Published script", "tower_train, 8 towers, bfloat16", "1,025", "others"} < texts()
     found = texts(sweep=True, towers=(1, 2))
     assert {"Batch size, 1 tower", "Towers, 128 examples a step", "tower_train, batch 1024"} < found
-    assert not found & lines
+    assert "others" not in found
 
 
-def result(name, rates, train="module:train", dtype="float32", num_devices=1, **more):
-    return Result(
-        Side(name, train, {}, num_devices, dtype, label=more.pop("label", "")), dict(enumerate(rates)), **more
-    )
-
-
-def ceiling(rates, dtype="float32"):
-    return result(f"ceiling/{dtype}", rates, "module:multiply", dtype)
+def result(name, rates):
+    return Result(Side(name, "module:train"), dict(enumerate(rates)))
 
 
 def test_a_ratio_is_the_median_of_the_ratios_within_the_rounds():
@@ -110,29 +100,3 @@ def test_a_ratio_is_the_median_of_the_ratios_within_the_rounds():
     assert second.ratio == Figure(np.median(np.divide(other, base)), 1.1, 2.4) and second.ratio.median == 2.0
     assert second.rate == Figure(110.0, 20.0, 120.0)
     assert first.ratio == Figure(1.0, 1.0, 1.0)
-
-
-def test_the_share_of_the_ceiling_is_of_the_same_arithmetic():
-    sides = [
-        result("single", [8.0, 9.0, 7.0]),
-        result("half", [8.0, 9.0, 7.0], dtype="bfloat16"),
-        ceiling([10.0] * 3),
-        ceiling([40.0] * 3, "bfloat16"),
-    ]
-    rows = {row.side.name: row for row in measure.compare(sides)}
-    assert (rows["single"].share.median, rows["single"].ceiling) == pytest.approx((0.8, 10.0))
-    assert (rows["half"].share.median, rows["half"].ceiling) == pytest.approx((0.2, 40.0))
-    assert measure.compare([result("single", [8.0])])[0].share is None
-
-
-def test_several_gpus_are_held_against_as_many_ceilings():
-    """Towers without a GPU of their own share what one ceiling is measured on."""
-    sides = [result("2 towers", [30.0], num_devices=2), result("4 replicas", [30.0], num_devices=4), ceiling([20.0])]
-    shares = [[row.share.median for row in measure.compare(sides, on_gpus)] for on_gpus in (True, False)]
-    assert shares == [[0.75, 0.375, 1.0], [1.5, 1.5, 1.0]]
-
-
-def test_a_side_that_does_not_stand_still_is_warned_about():
-    sides = [result(name, [1.0], idle_secs=10.0, idle_cpu_secs=secs) for name, secs in (("still", 0.1), ("busy", 3.0))]
-    warnings = [line for line in comparison.notes(measure.compare(sides), None) if "Warning" in line]
-    assert warnings == ["Warning: busy used 30% of a core while others were measured."]

@@ -14,7 +14,7 @@ import time
 import pytest
 
 from cifar10 import generated, records, source
-from tower_train import console, errors, files
+from tower_train import errors, files
 from tower_train.data import remote
 from tower_train.workload import DataRequest
 
@@ -27,7 +27,7 @@ NOWHERE = "http://127.0.0.1:1/cifar-10-binary.tar.gz"  # a port where nobody lis
 def default_dir(tmp_path, monkeypatch):
     """The default data directory, empty; a download fails as it does without a network."""
     monkeypatch.setenv("TOWER_TRAIN_DATA", str(tmp_path / "default"))
-    nowhere = remote.RemoteFile(NOWHERE, num_bytes=1, checksum=("md5", ""))
+    nowhere = remote.RemoteFile(NOWHERE, DIGEST)
     monkeypatch.setattr(source, "download", functools.partial(DOWNLOAD, archive=nowhere))
     return tmp_path / "default"
 
@@ -87,7 +87,7 @@ def test_auto_falls_back_to_drawn_images_and_says_why_and_what_to_do(drawn, monk
     assert train.dataset == test.dataset == "generated" and train.notice == test.notice
     assert train.class_names == generated.CLASS_NAMES
     assert "\n" not in train.notice and train.notice.startswith("NOT CIFAR-10")
-    assert f"because CIFAR-10 could not be downloaded from {NOWHERE}: Connection refused." in train.notice
+    assert f"because CIFAR-10 could not be downloaded: URL fetch failure on {NOWHERE}: " in train.notice
     assert f"into {drawn / source.FOLDER}. Precision on them says nothing" in train.notice
 
 
@@ -141,7 +141,7 @@ def _packed():
 
 
 GOOD = _packed()
-DIGEST = "sha256", hashlib.sha256(GOOD).hexdigest()
+DIGEST = hashlib.sha256(GOOD).hexdigest()
 
 
 class _Server(http.server.ThreadingHTTPServer):
@@ -157,15 +157,14 @@ class _Server(http.server.ThreadingHTTPServer):
         """A client that hangs up is part of the tests."""
 
     def archive(self, checksum=None):
-        url, checksum = f"http://127.0.0.1:{self.server_port}/small.tar.gz", checksum or DIGEST
-        return remote.RemoteFile(url, len(GOOD), checksum)
+        return remote.RemoteFile(f"http://127.0.0.1:{self.server_port}/small.tar.gz", checksum or DIGEST)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):  # noqa: N802
         server, half = self.server, len(self.server.body) // 2
         server.requests += 1
-        self.send_response(server.status if self.headers["Accept-Encoding"] == "identity" else 406)
+        self.send_response(server.status)
         self.send_header("Content-Length", str(len(server.body)))
         self.end_headers()
         self.wfile.write(server.body[:half])
@@ -188,33 +187,24 @@ def server(monkeypatch):
         thread.join()
 
 
-def test_the_files_and_nothing_else_are_unpacked_and_kept(server, tmp_path, monkeypatch):
-    shown = []
-
-    class Bar(console.ProgressBar):
-        def update(self, advance):
-            shown.append(advance)
-
-    monkeypatch.setattr(remote.console, "ProgressBar", Bar)
+def test_the_files_and_nothing_else_are_unpacked_and_kept(server, tmp_path):
     for _ in range(2):
         folder = DOWNLOAD(tmp_path / "new", server.archive())
         assert folder == tmp_path / "new" / "cifar-10-batches-bin" and sorted(os.listdir(folder)) == sorted(FILES)
         assert [(folder / name).read_bytes() for name in FILES] == [bytes([i]) * 3073 for i in range(len(FILES))]
     assert server.requests == 1 and os.listdir(tmp_path / "new") == ["cifar-10-batches-bin"]
-    assert sum(shown) == len(GOOD)
 
 
 @pytest.mark.parametrize(
     "attributes, archive, reason",
     [
-        (dict(status=404), {}, "404 Client Error: Not Found"),
-        (dict(sent=-100), {}, f"{len(GOOD) - 100} bytes read, 100 more expected"),
-        (dict(body=GOOD[:-1] + b"?"), {}, "got a file whose sha256 is .*, not "),
-        ({}, dict(checksum=("md5", "0" * 32)), "got a file whose md5 is .*, not 000"),
+        (dict(status=404), {}, "404 -- Not Found"),
+        (dict(sent=-100), {}, f"got only {len(GOOD) - 100} out of {len(GOOD)} bytes"),
+        (dict(body=GOOD[:-1] + b"?"), {}, "Incomplete or corrupted file detected"),
+        ({}, dict(checksum="0" * 32), "the provided value of 000"),
         (dict(gap=threading.Event()), {}, "timed out"),
-        (dict(body=GOOD + bytes(16 * 2**20)), {}, rf"got \d{{1,6}} bytes instead of {len(GOOD)}"),  # not 16 MiB
     ],
-    ids=["status", "cut off", "damaged", "other", "stalled", "without end"],
+    ids=["status", "cut off", "damaged", "other", "stalled"],
 )
 def test_a_failure_is_one_line_within_seconds_and_leaves_nothing(server, tmp_path, attributes, archive, reason):
     for name, value in attributes.items():
@@ -224,7 +214,7 @@ def test_a_failure_is_one_line_within_seconds_and_leaves_nothing(server, tmp_pat
         DOWNLOAD(tmp_path, archive, timeout_secs=0.3 if reason == "timed out" else 4.0)
     assert time.monotonic() - started < 5
     text = str(raised.value)
-    assert "\n" not in text and re.search(f"from {archive.url}: .*{reason}", text), text
+    assert "\n" not in text and re.search(f"could not be downloaded: .*{reason}", text), text
     assert f"put its files (data_batch_1.bin to test_batch.bin) into {tmp_path}/{source.FOLDER}." in text
     assert os.listdir(tmp_path) == []
 

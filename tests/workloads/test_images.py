@@ -43,7 +43,7 @@ def test_files_are_found_gzipped_or_plain(fashion, tmp_path, below, plain):
 def test_missing_files_are_downloaded_whole_and_once(fashion, tmp_path, monkeypatch):
     """By remote.fetch, which tests/cifar10/test_source.py lets fail in every way."""
     contents, asked = {file.name: (fashion / file.name).read_bytes() for file in fashion_mnist.FILES}, []
-    fetch = lambda file, path: asked.append(file) or shutil.copy(fashion / file.name, path)  # noqa: E731
+    fetch = lambda file, folder: asked.append(file) or shutil.copy(fashion / file.name, folder)  # noqa: E731
     monkeypatch.setattr(remote, "fetch", fetch)
     for _ in range(2):
         folder = fashion_mnist.download(tmp_path)

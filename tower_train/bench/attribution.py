@@ -37,7 +37,6 @@ class Breakdown:
 
     towers: int
     step_secs: float  # a step's time, without tracing
-    in_place_secs: float  # a step's time, without tracing, with its input in place
     seconds: dict[str, float]  # by part, of a traced step; together they are its duration
 
     def share(self, *parts: str) -> float:
@@ -80,10 +79,8 @@ def table(breakdowns: Sequence[Breakdown]) -> list[str]:
             sides.counted(one.towers, "tower"),
             *(f"{secs * 1e3:.1f} ms {secs / whole:4.0%}" if secs else "" for secs in timed),
             f"{one.step_secs * 1e3:.1f} ms",
-            f"{one.in_place_secs * 1e3:.1f} ms {min(1.0, one.in_place_secs / one.step_secs):4.0%}",
         ]
 
-    timed = ["others", "a step, without tracing", "a step with its input in place"]
-    rows = ["name scope", *parts, *timed]
+    rows = ["name scope", *parts, "others", "a step, without tracing"]
     head, *body = zip(rows, *map(column, breakdowns), strict=True)
     return comparison.markdown(head, body)

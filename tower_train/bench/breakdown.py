@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import io
 import re
 import statistics
@@ -20,7 +19,7 @@ from tower_train.bench import attribution, comparison, trainer
 from tower_train.bench.attribution import Breakdown, Operation
 from tower_train.bench.sides import BenchmarkOptions
 from tower_train.examples import DataRequest
-from tower_train.graph import record, session, training, transfer
+from tower_train.graph import record, session, training
 from tower_train.run.plan import plan_trial
 
 v1 = tf.compat.v1
@@ -77,21 +76,16 @@ def measure(options: BenchmarkOptions, towers: int) -> tuple[Breakdown, v1.RunMe
         num_gpus=towers,
         batch_size=options.batch_size // towers,
     ) as (built, session):
-        fetches = built.train_op, built.report._replace(input_secs=())  # which waits also for a batch that is fed
+        fetches = built.train_op, built.report
         step_secs = _timed(session.make_callable(fetches), options.seconds_each)
         traces = [v1.RunMetadata() for _ in range(1 + _TRACED_STEPS)]
         for trace in traces:
             session.run(fetches, None, v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE), trace)
-        inputs = input_tensors(built.graph)
-        in_place, _ = session.run((inputs, fetches))
-        fed = functools.partial(session.make_callable(fetches, inputs), *in_place)
-        in_place_secs = _timed(fed, options.seconds_each)
     steps = [traced_operations(trace) for trace in traces[1:]]  # the first also sets tracing up
     each = [attribution.seconds_by_part(operations) for operations in steps]
     breakdown = Breakdown(
         towers=towers,
         step_secs=step_secs,
-        in_place_secs=in_place_secs,
         seconds={name: statistics.fmean(one.get(name, 0.0) for one in each) for name in sorted(set().union(*each))},
     )
     return breakdown, traces[-1], ". ".join(filter(None, [built.examples.name, built.examples.notice]))
@@ -136,15 +130,6 @@ def traced_operations(trace: v1.RunMetadata) -> list[Operation]:
             end = (node.all_start_micros + node.op_end_rel_micros) / 1e6
             operations.append(Operation(node.node_name.partition(":")[0], device, start, max(start, end)))
     return operations
-
-
-def input_tensors(graph: tf.Graph) -> list[tf.Tensor]:
-    """Returns the tensors by which a step gets its examples, or the next step's; it does not wait for fed ones."""
-    operations = graph.get_operations()
-    ahead = [tensor for op in operations if op.name.endswith(transfer.NEXT) for tensor in op.outputs]
-    if ahead:
-        return [reader.outputs[0] for tensor in ahead for reader in tensor.consumers()]
-    return [tensor for op in operations if op.type == "IteratorGetNext" for tensor in op.outputs]
 
 
 def python_times() -> dict[str, list[float]]:

@@ -13,8 +13,6 @@ from tower_train.bench import measure, plots, sides, trainer
 from tower_train.bench.measure import Figure, Result
 from tower_train.bench.sides import BenchmarkOptions
 
-_IDLE_SHARE = 0.02  # of one core, from which a side that should stand still gets a warning
-
 
 def run(options: BenchmarkOptions) -> list[str]:
     """Compares the sides part by part, each in rounds of its own; returns the lines to print. Raises SideError if one
@@ -34,7 +32,7 @@ def run(options: BenchmarkOptions) -> list[str]:
                 options.seconds_each,
                 options.start_together,
             )
-            parts[title] = measure.compare(measured, bool(common["gpus"]))
+            parts[title] = measure.compare(measured)
     content = {
         "options": dataclasses.asdict(options),
         "machine": machine,
@@ -53,7 +51,8 @@ def run(options: BenchmarkOptions) -> list[str]:
         *([f"*** {common['notice']}"] if common["notice"] else []),
         *itertools.chain.from_iterable(["", *_table(title, rows)] for title, rows in parts.items()),
         "",
-        *notes([row for rows in parts.values() for row in rows], common["flops_per_example"]),
+        "examples/sec: median over rounds; ratio: to the first line, median of each round's; range: of these; "
+        "first step: from the start of the process.",
         "",
         f"Written:  {', '.join(map(str, [path, *plots.draw(parts, path.with_suffix(''))]))}",
     ]
@@ -77,15 +76,13 @@ def write(path: pathlib.Path, content: dict) -> pathlib.Path:
 
 def _table(title: str, rows: Sequence[Result]) -> list[str]:
     """Tabulates the sides of a part."""
-    head = [title, "examples/sec", "range", "ratio", "range", "of the ceiling", "peak memory", "first step"]
+    head = [title, "examples/sec", "range", "ratio", "range", "peak memory", "first step"]
     on_gpus = any(row.card_bytes for row in rows)
     body = []
     for row in rows:
-        share = f"{row.share.median:.2f}" if row.share else "-"
         memory, first_step = f"{row.peak_bytes / 2**20:.0f} MiB", f"{row.first_step_secs:.1f} s"
-        of_process = ["-", "-"] if row.side.is_ceiling else [memory, first_step]
-        cells = [row.side.title, *_median_and_range(row.rate, ".0f"), *_median_and_range(row.ratio, ".2f"), share]
-        body.append([*cells, *of_process, *([f"{row.card_bytes / 2**20:.0f} MiB"] if on_gpus else [])])
+        cells = [row.side.title, *_median_and_range(row.rate, ".0f"), *_median_and_range(row.ratio, ".2f")]
+        body.append([*cells, memory, first_step, *([f"{row.card_bytes / 2**20:.0f} MiB"] if on_gpus else [])])
     return markdown(head + (["of a GPU's memory"] if on_gpus else []), body)
 
 
@@ -102,24 +99,3 @@ def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
         return " | ".join([f"| {cells[0]:<{widths[0]}}", *aligned[1:]]) + " |"
 
     return [line(head), line(["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]), *map(line, body)]
-
-
-def notes(rows: Sequence[Result], flops_per_example: float | None) -> list[str]:
-    """Returns the lines below the tables: how to read them, and warnings about disturbed measurements."""
-    lines = [
-        "examples/sec: median over rounds; ratio: to the first line, median of each round's; range: of these; "
-        "first step: from the start of the process."
-    ]
-    if any(row.share for row in rows):
-        lines.append(
-            f"The network's convolutions and matrix products: {flops_per_example / 1e6:.1f} MFLOP a training example; "
-            "a ceiling's examples/sec are what its rate is enough for. A side beyond its ceiling computes convolutions "
-            "with fewer products than are counted."
-        )
-    for row in rows:
-        if row.side.is_ceiling:
-            lines.append(f"{row.side.title}: {row.rate.median * flops_per_example / 1e9:.0f} GFLOP/s.")
-        if row.idle_cpu_secs > _IDLE_SHARE * row.idle_secs:
-            share = row.idle_cpu_secs / row.idle_secs
-            lines.append(f"Warning: {row.side.title} used {share:.0%} of a core while others were measured.")
-    return lines

@@ -34,10 +34,11 @@ class Worker:
     def __init__(self, side: Side, options: BenchmarkOptions, scratch: pathlib.Path):
         scratch.mkdir()  # for its files and its standard error
         self.title, self._timeout_secs, self._stderr_path = side.title, options.timeout_secs, scratch / "stderr"
+        self._batch_size = side.batch_size or options.batch_size
         spec = {
             "train": side.train,
             "arguments": side.arguments,
-            "batch_size": side.batch_size or options.batch_size,
+            "batch_size": self._batch_size,
             "dataset": options.dataset,
             "data_dir": options.data_dir,
             "started": time.time(),
@@ -81,11 +82,12 @@ class Worker:
             raise SideError(f"{self.title}: its process ended with status {self._process.wait()}. {self._last_words()}")
         return json.loads(line)
 
-    def measure(self, seconds: float) -> dict:
-        """Lets it do steps for at least so long; returns its measurement."""
+    def measure(self, seconds: float) -> float:
+        """Lets it do steps for at least so long; returns examples/sec."""
         with contextlib.suppress(BrokenPipeError):  # answer() then gives the reason
             self._process.stdin.write(f"{seconds}\n".encode())
-        return self.answer(seconds)
+        answer = self.answer(seconds)
+        return answer["steps"] * self._batch_size / answer["seconds"]
 
     def stop(self) -> dict:
         """Ends its steps; returns its last answer. Does not wait for what it does then."""
@@ -118,22 +120,12 @@ class Result:
     """The measurements of one side, and a row of the table."""
 
     side: Side
-    # examples/sec by round; a ceiling's are those for which its products suffice
-    rates: dict[int, float] = dataclasses.field(default_factory=dict)
+    rates: dict[int, float] = dataclasses.field(default_factory=dict)  # examples/sec by round
     first_step_secs: float = 0.0  # from the start of its process to the end of its first step
-    examples_per_step: float = 0.0  # as its process says it
     peak_bytes: int = 0  # resident memory at its peak
     card_bytes: int = 0  # likewise of the GPU with most of it; 0 without
-    idle_secs: float = 0.0  # the time in which it stood still
-    idle_cpu_secs: float = 0.0  # its processor time then
     rate: Figure | None = None  # examples/sec over the rounds
     ratio: Figure | None = None  # to the first side
-    share: Figure | None = None  # of the ceiling of the same arithmetic; None if that was not measured
-    ceiling: float | None = None  # that ceiling in examples/sec
-
-    def over(self, base: "Result", times: int = 1) -> Figure:
-        """Returns the ratio of its rates to so many times those of the base, over the rounds."""
-        return Figure.of(rate / (times * base.rates[number]) for number, rate in self.rates.items())
 
 
 def in_rounds(
@@ -148,15 +140,11 @@ def in_rounds(
     with contextlib.ExitStack() as stack:
         workers = (stack.enter_context(start(side)) for side in sides)
         for side, worker in zip(sides, list(workers) if together else workers, strict=True):
-            ready = worker.answer()
-            live.append((Result(side, {}, ready["first_step_secs"], ready["examples_per_step"]), worker))
+            live.append((Result(side, {}, worker.answer()["first_step_secs"]), worker))
             console.notice(f"{side.title} is ready")
         for number in range(rounds):
             for result, worker in random.Random(number).sample(live, len(live)):
-                answer = worker.measure(seconds)
-                result.rates[number] = answer["steps"] * result.examples_per_step / answer["seconds"]
-                result.idle_secs += answer["idle_secs"]
-                result.idle_cpu_secs += answer["idle_cpu_secs"]
+                result.rates[number] = worker.measure(seconds)
             console.notice(f"round {number + 1} of {rounds} is done")
         for result, worker in live:
             peaks = worker.stop()
@@ -164,14 +152,10 @@ def in_rounds(
     return [result for result, _ in live]
 
 
-def compare(results: Sequence[Result], on_gpus: bool = False) -> Sequence[Result]:
-    """Fills in the rates of measured sides, their ratios to the first, and their shares of the ceilings, which are one
-    device's: several GPUs are compared with as many. on_gpus: each tower has one; logical CPU devices share cores."""
-    ceilings = {result.side.dtype: result for result in results if result.side.is_ceiling}
+def compare(results: Sequence[Result]) -> Sequence[Result]:
+    """Fills in the rates of measured sides, and their ratios to the first side within each round."""
+    base = results[0].rates
     for result in results:
-        result.rate, result.ratio = Figure.of(result.rates.values()), result.over(results[0])
-        if ceiling := ceilings.get(result.side.dtype):
-            times = result.side.num_devices if on_gpus else 1
-            result.share = result.over(ceiling, times)
-            result.ceiling = times * statistics.median(ceiling.rates.values())
+        result.rate = Figure.of(result.rates.values())
+        result.ratio = Figure.of(rate / base[number] for number, rate in result.rates.items())
     return results

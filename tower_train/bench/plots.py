@@ -14,23 +14,21 @@ _COLORS = {"others": "#e69f00", "tower_train": "#0072b2"}  # distinct also for t
 def draw(parts: Mapping[str, Sequence[Result]], stem: pathlib.Path) -> list[pathlib.Path]:
     """Draws a panel of bars for each part, with whiskers from the lowest to the highest round, into STEM.svg and
     STEM.png; returns the paths, none without matplotlib (pip install 'tower_train[plots]')."""
-    panels = {title: [row for row in rows if not row.side.is_ceiling] for title, rows in parts.items()}
-    panels = {title: rows for title, rows in panels.items() if rows}
-    if not panels or not importlib.util.find_spec("matplotlib"):
+    if not importlib.util.find_spec("matplotlib"):
         return []
     import matplotlib
     from matplotlib.figure import Figure
 
     paths = [stem.with_suffix(suffix) for suffix in (".svg", ".png")]
     with matplotlib.rc_context(curves.STYLE | {"axes.titlesize": 10}):
-        sizes = [len(rows) + 2 for rows in panels.values()]
+        sizes = [len(rows) + 2 for rows in parts.values()]
         figure = Figure(figsize=(_WIDTH, 1.2 + 0.22 * sum(sizes)), layout="constrained")
         figure.get_layout_engine().set(rect=(0.02, 0, 0.96, 1))  # an SVG's reader may have wider fonts than are here
-        grid = figure.subplots(len(panels), squeeze=False, height_ratios=sizes)[:, 0]
+        grid = figure.subplots(len(parts), squeeze=False, height_ratios=sizes)[:, 0]
         legend = {}
-        for axis, (title, rows) in zip(grid, panels.items(), strict=True):
+        for axis, (title, rows) in zip(grid, parts.items(), strict=True):
             _draw_bars(axis, rows)
-            axis.set_title(title if len(panels) > 1 else "")
+            axis.set_title(title if len(parts) > 1 else "")
             handles, labels = axis.get_legend_handles_labels()
             legend |= zip(labels, handles, strict=True)
         grid[-1].set_xlabel("examples/sec (written beside the bars)")
@@ -48,7 +46,5 @@ def _draw_bars(axis, rows: Sequence[Result]) -> None:
         axis.barh(place, rate.median, 0.7, color=_COLORS[kind], label=kind, xerr=spread, error_kw={"elinewidth": 1.2})
         beside = dict(xycoords=axis.get_yaxis_transform(), textcoords="offset points", va="center", ha="right")
         axis.annotate(f"{rate.median:,.0f}", (1, place), (36, 0), **beside)
-        if row.ceiling:
-            axis.plot(row.ceiling, place, "k|", ms=13, mew=2, label="ceiling: matrix products alone")
     axis.set_yticks(places, [row.side.title for row in rows])
     axis.set_ylim(0.4, len(rows) + 0.6)

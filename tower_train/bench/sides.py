@@ -111,10 +111,6 @@ class Side:
     def title(self) -> str:
         return self.label or self.name
 
-    @property
-    def is_ceiling(self) -> bool:
-        return self.train.endswith(":multiply")
-
 
 def keras_sides(
     train: str, is_on_gpu: bool, dtypes: Sequence[str] = ("float32", "bfloat16"), **arguments
@@ -178,7 +174,7 @@ def parts(options: BenchmarkOptions, common: dict, rivals: Sequence[Side]) -> di
 
 
 def _every_side(options: BenchmarkOptions, common: dict, rivals: Sequence[Side]) -> list[Side]:
-    """Returns the rivals, then tower_train with every tower count and dtype, then the ceilings.
+    """Returns the rivals, then tower_train with every tower count and dtype.
 
     No rival has Muon, so towers train by momentum as they do; with a recipe's Muon in sides of their own.
     """
@@ -195,10 +191,6 @@ def _every_side(options: BenchmarkOptions, common: dict, rivals: Sequence[Side])
                 sides.append(_trainer(options, f"{name}/not compiled", towers, dtype, never))
             if has_muon:
                 sides.append(_trainer(options, f"{name}/Muon", towers, dtype))
-    for dtype in dtypes if common["flops_per_example"] else ():
-        arguments = dict(dtype=dtype, device=options.device, flops_per_example=common["flops_per_example"])
-        name, label = f"ceiling/{dtype} matrix product", f"ceiling: matrix products, {dtype}"
-        sides.append(Side(name, "tower_train.bench.trainer:multiply", arguments, 1, dtype, True, label))
     return sides
 
 

@@ -3,9 +3,9 @@
 It trains until it is warm, and from then on does steps only on request. In between it stands still within its training
 loop, with full input queues, and so takes no time from the side that is measured.
 
-    worker:     {"first_step_secs": 4.1, "examples_per_step": 128}
+    worker:     {"first_step_secs": 4.1}
     benchmark:  5.0, the seconds to train for
-    worker:     {"steps": 134, "seconds": 5.01, "idle_secs": 9.0, "idle_cpu_secs": 0.01}, idle before
+    worker:     {"steps": 134, "seconds": 5.01}
     benchmark:  the end of its output
     worker:     {"peak_bytes": 900000000, "card_bytes": 0}
 """
@@ -26,9 +26,8 @@ LEAD_IN_STEPS = 5  # about a side's prepared input, which they use up before the
 class Pacer:
     """Lets a side do steps while they are wanted, and holds it in between. `Side.train` calls it after every step."""
 
-    def __init__(self, channel, requests, started: float, batch_size: int):
+    def __init__(self, channel, requests, started: float):
         """Exchanges lines by two files. started: time.time() at the start of the process."""
-        self.examples_per_step = batch_size  # a side may set it
         self._channel, self._requests, self._started = channel, requests, started
         self._steps = self._pace()
         next(self._steps)
@@ -43,16 +42,12 @@ class Pacer:
         yield False
         first_step_secs = time.time() - self._started
         yield from self._do(WARM_UP_SECS, WARM_UP_STEPS)
-        self._tell(first_step_secs=first_step_secs, examples_per_step=self.examples_per_step)
-        while True:
-            idle, idle_cpu = time.perf_counter(), time.process_time()
-            if not (request := self._requests.readline()):
-                break
-            idle, idle_cpu = time.perf_counter() - idle, time.process_time() - idle_cpu
+        self._tell(first_step_secs=first_step_secs)
+        while request := self._requests.readline():
             yield from self._do(0, LEAD_IN_STEPS)
             start = time.perf_counter()
             steps = yield from self._do(float(request), 1)
-            self._tell(steps=steps, seconds=time.perf_counter() - start, idle_secs=idle, idle_cpu_secs=idle_cpu)
+            self._tell(steps=steps, seconds=time.perf_counter() - start)
         self._tell(peak_bytes=host.peak_bytes(), card_bytes=_card_bytes())
 
     def _do(self, seconds: float, steps: int) -> Iterator[bool]:
@@ -90,7 +85,7 @@ def main(argv: list[str]) -> int:
         workload.take_ours()
         request = workload.DataRequest(**request)
     module, _, function = spec["train"].partition(":")
-    pacer = Pacer(channel, sys.stdin, spec["started"], spec["batch_size"])
+    pacer = Pacer(channel, sys.stdin, spec["started"])
     train = getattr(importlib.import_module(module), function)
     train(request, spec["batch_size"], pacer, **spec["arguments"])
     channel.close()

@@ -9,28 +9,11 @@ import shutil
 import sys
 
 from tower_train.cluster.task import Task
-from tower_train.console import ProgressBar
 from tower_train.options import rules
 from tower_train.run.evaluations import Evaluations
 from tower_train.run.plan import Plan
 from tower_train.run.results import Result, StopReason
 from tower_train.workload import Workload
-
-
-def progress_bar(steps_done: int, last_step: int) -> ProgressBar:
-    """Returns the bar of a run; its field `rates` repeats the last log line."""  # log lines scroll away above it
-    return ProgressBar(
-        lambda progress: (
-            progress.TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
-            progress.BarColumn(),
-            progress.TextColumn("{task.fields[rates]}"),
-            progress.TimeRemainingColumn(),
-            progress.TextColumn("left"),
-        ),
-        total=last_step,
-        completed=steps_done,
-        rates="",
-    )
 
 
 def opening_lines(plan: Plan) -> list[str]:

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.cluster.membership import Membership
-from tower_train.console import enumeration, say
+from tower_train.console import ProgressBar, enumeration, say
 from tower_train.graph import elements, step_failures, summaries
 from tower_train.graph.record import TrainingGraph
 from tower_train.graph.session import opened
@@ -210,7 +210,7 @@ def _actions(training: Training, stack: contextlib.ExitStack) -> list[Action]:
 def _chiefs_actions(training: Training, stack: contextlib.ExitStack) -> list[Action]:
     """Makes the actions that write files."""
     plan = training.plan
-    bar = stack.enter_context(messages.progress_bar(plan.steps_done, plan.last_step))
+    bar = stack.enter_context(ProgressBar(plan.steps_done, plan.last_step))
     metrics = logs.MetricsFile(plan.run_dir.path / directory.METRICS)
     writer = stack.enter_context(contextlib.closing(logs.EventWriter(plan.run_dir.path)))
     # makes TensorBoard drop what an interrupted start logged from this step on

@@ -23,12 +23,12 @@ _URL = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/"
 
 # The MD5s are those of https://github.com/zalandoresearch/fashion-mnist, "Get the data".
 FILES = tuple(
-    remote.RemoteFile(f"{_URL}{name}.gz", num_bytes, ("md5", md5))
-    for name, num_bytes, md5 in (
-        ("train-images-idx3-ubyte", 26_421_880, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-        ("train-labels-idx1-ubyte", 29_515, "25c81989df183df01b3e8a0aad5dffbe"),
-        ("t10k-images-idx3-ubyte", 4_422_102, "bef4ecab320f06d8554ea6380940ec79"),
-        ("t10k-labels-idx1-ubyte", 5_148, "bb300cfdad3c16e7a12a480ee83cd310"),
+    remote.RemoteFile(f"{_URL}{name}.gz", md5)
+    for name, md5 in (
+        ("train-images-idx3-ubyte", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+        ("train-labels-idx1-ubyte", "25c81989df183df01b3e8a0aad5dffbe"),
+        ("t10k-images-idx3-ubyte", "bef4ecab320f06d8554ea6380940ec79"),
+        ("t10k-labels-idx1-ubyte", "bb300cfdad3c16e7a12a480ee83cd310"),
     )
 )
 
@@ -47,7 +47,7 @@ def download(directory: pathlib.Path) -> pathlib.Path:
 
     def fill(partial: pathlib.Path) -> None:
         for file in FILES:
-            remote.fetch(file, partial / file.name)
+            remote.fetch(file, partial)
 
     advice = (
         f"Put its four files ({FILES[0].name} and so on) into {folder}, or name the directory that holds them with "

@@ -6,8 +6,6 @@ import tensorflow as tf
 from tower_train.bench import keras_fit, resnet50
 from tower_train.bench.sides import Side, keras_sides, torch_sides
 
-_FLOPS = 3 * 2 * 4_089_184_256  # of torchvision's: multiplications and additions of a forward pass, and twice backward
-
 
 def of(options, on_gpu: bool = False) -> list[Side]:
     """Returns the sides."""
@@ -15,12 +13,6 @@ def of(options, on_gpu: bool = False) -> list[Side]:
     config = resnet50.WORKLOAD.config()
     recipe = dict(learning_rate=config.learning_rate, momentum=config.momentum, nesterov=False, label_smoothing=0.0)
     return keras_sides(f"{__name__}:train", on_gpu) + torch_sides("resnet50", recipe, on_gpu)
-
-
-def flops_per_example(options) -> int:
-    """Returns the floating-point operations of a training example."""
-    del options
-    return _FLOPS
 
 
 def train(request, batch_size, after_step, **how) -> None:
