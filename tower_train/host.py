@@ -4,13 +4,11 @@ import contextlib
 import os
 import platform
 import random
-import resource
 import shutil
 import socket
 import subprocess
 
 CPUINFO, MEMINFO = "/proc/cpuinfo", "/proc/meminfo"  # Linux's, see proc(5)
-CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of versions 2 and 1
 NVIDIA_DRIVER = "/proc/driver/nvidia/version"  # there while the driver is loaded, but not under WSL 2,
 WSL_DRIVER = ("/dev/dxg", "/usr/lib/wsl/lib/libcuda.so.1")  # which has these for NVIDIA's GPUs
 _PACKAGES = ("tower_train", "tensorflow", "keras", "numpy", "torch")  # if installed
@@ -32,18 +30,6 @@ def free_memory() -> int | None:
 def total_memory() -> int:
     """Returns the bytes of memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def memory_limit() -> int:
-    """Returns the bytes that this process could still have if nobody else needed memory: the machine's, or less by its
-    control group (a container's) or its address space (ulimit -v)."""
-    limits, (address_space, _) = [total_memory()], resource.getrlimit(resource.RLIMIT_AS)
-    if address_space != resource.RLIM_INFINITY:
-        limits.append(address_space - (_bytes("/proc/self/status", "VmSize") or 0))
-    for path in CGROUP_LIMITS:
-        with contextlib.suppress(OSError, ValueError), open(path) as file:
-            limits.append(int(file.read()))  # else it is "max"
-    return min(limits)
 
 
 def nvidia_driver() -> str | None:

@@ -1,13 +1,9 @@
 """Too little memory, and NCCL's failures, are one line that says what to try."""
 
-import dataclasses
-
-import jobs
 import pytest
 import tensorflow as tf
-import toy_workload
 
-from tower_train import errors, host
+from tower_train import errors
 from tower_train.graph import step_failures
 
 ALLOCATION = (
@@ -37,26 +33,6 @@ def fail(error, *args):
 def test_too_little_memory_tells_the_batch_to_try(args, advice):
     text = fail(tf.errors.ResourceExhaustedError(None, None, ALLOCATION), *args)
     assert advice in text and text.startswith("Out of memory: a float tensor [128,64,24,24] has no place on GPU:1. ")
-
-
-def test_a_tensor_larger_than_the_hosts_memory_is_refused_before_the_first_step(tmp_path, monkeypatch):
-    hidden = 8 * 128 * 4  # bytes of 8 units, in float32
-    for memory, words in (
-        (hidden - 1, "has no place on the host"),
-        (hidden, "and others, together .* no place on"),
-    ):
-        monkeypatch.setattr(host, "memory_limit", lambda memory=memory: memory)
-        with pytest.raises(errors.RunError, match=rf"a float32 tensor \[128, 8\] {words}.*--batch_size=64"):
-            jobs.train_toy(tmp_path, batch_size=128, max_steps=1)
-    jobs.train_toy(tmp_path, batch_size=32, max_steps=1)
-
-
-def test_tensors_of_unknown_sizes_are_let_through(tmp_path):
-    def network(features, training):
-        return tf.compat.v1.placeholder_with_default(toy_workload.network(features, training), [None, None])
-
-    workload = dataclasses.replace(toy_workload.WORKLOAD, inference=network)
-    assert jobs.train_toy(tmp_path, workload=workload, max_steps=1).step == 1
 
 
 @pytest.mark.parametrize(

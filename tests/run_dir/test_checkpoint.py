@@ -11,7 +11,7 @@ import tensorflow as tf
 import toy_workload
 
 from tower_train import errors
-from tower_train.run_dir import checkpoint, checkpoint_index
+from tower_train.run_dir import checkpoint
 
 
 def test_averages_that_a_checkpoint_lacks_begin_as_the_weights_that_it_has(tmp_path):
@@ -105,22 +105,7 @@ def test_every_flipped_bit_is_noticed_or_changes_no_variable(saved):
     assert checkpoint.damage(str(path)) is None
 
 
-def forge(path):
-    """Gives a variable a type that TensorFlow has not, and the index's block of variables its right checksum, so that
-    TensorFlow's reader ends the process."""
-    file = path.with_suffix(f".ckpt-10.{INDEX}")
-    content = file.read_bytes()
-    _, _, at = checkpoint_index._handle(content[-48:], 0)
-    [(_, place)] = checkpoint_index._block(content, *checkpoint_index._handle(content[-48:], at)[:2])
-    _, end, _ = checkpoint_index._handle(place, 0)
-    block = content[: end + 1].replace(b"\x08\x01\x12", b"\x08\x63\x12", 1)
-    with tf.io.TFRecordWriter(str(file)) as writer:  # whose records end with the same checksum
-        writer.write(block)
-    file.write_bytes(block + file.read_bytes()[-4:] + content[end + 5 :])
-
-
 DAMAGES = {
-    "a type that is none": forge,
     "a flipped bit": lambda path: flip(path.with_suffix(f".ckpt-10.{DATA}"), 700),
     "data that lacks its last byte": lambda path: os.truncate(path.with_suffix(f".ckpt-10.{DATA}"), 2407),
     "an emptied index": lambda path: os.truncate(path.with_suffix(f".ckpt-10.{INDEX}"), 0),

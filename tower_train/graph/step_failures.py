@@ -1,4 +1,4 @@
-"""One line about a step that fails, or that would not fit into memory, instead of TensorFlow's pages."""
+"""One line about a step that fails, instead of TensorFlow's pages."""
 
 import contextlib
 import re
@@ -6,17 +6,14 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from tower_train import errors, host
+from tower_train import errors
 from tower_train.examples import Examples
-from tower_train.graph.random_state import ancestors
 
 # Of tf.nn.sparse_softmax_cross_entropy_with_logits, and of tf.gather as in classification_metrics.
 _LABELS = re.compile(r"Received a label value of |indices\[.* is not in \[0")
 
 _UNEQUAL = re.compile("Cannot batch tensors with different shapes|Incompatible shapes during merge|others give")
 
-_OF_ONE_MEMORY = {"Identity", "IdentityN", "StopGradient", "Reshape", "Squeeze", "ExpandDims"}
-_OF_SHAPES = {"Shape", "ShapeN", "Size", "ZerosLike", "OnesLike"}  # need no values
 _NCCL_ADVICE = {  # {part of its message: what to try}
     "invalid usage|Duplicate GPU": "Let each worker have GPUs of its own (--gpus).",
     "unhandled cuda error|peer": "If the GPUs have no access to each other, set NCCL_P2P_DISABLE=1.",
@@ -123,44 +120,6 @@ def _why(error: tf.errors.OpError) -> str:
     reason = re.sub(r"  Label values:.*", "", reason)
     reason = re.sub(r"^\w+Error: ", "", reason).rstrip(".")  # of a Python function
     return re.sub(r"^assertion failed: \[(.*)\]$", lambda failed: failed[1].replace("] [", " "), reason)
-
-
-def check_tensors(train_op: tf.Operation, batch_size: int, accumulate_steps: int, is_compiled: bool) -> None:
-    """Refuses a step whose tensors need more memory than the host has, since TensorFlow may crash silently.
-
-    Counts what the first tower's gradients need of its forward pass, as all of that is there at once (unless XLA
-    compiles it), and each tensor by itself. A step may need more.
-
-    Raises:
-      RunError: there is not enough memory.
-    """
-    memory, kept, most = host.memory_limit(), {}, (0, None)
-    for op in ancestors([train_op]):
-        # one tower, since the others may begin when its tensors are gone
-        if op.name.startswith("tower_0/") and "gpu" not in op.device.lower():
-            is_gradient = "/gradients/" in op.name and op.type not in _OF_SHAPES
-            for each in map(_source, op.inputs if is_gradient and not is_compiled else ()):
-                if each.op.name.startswith("tower_0/") and "/gradients/" not in each.op.name:
-                    kept[each.ref()] = _num_bytes(each)
-            most = max([most, *((_num_bytes(each), each) for each in op.outputs)], key=lambda pair: pair[0])
-    if max(most[0], sum(kept.values())) > memory:
-        largest = f"a {most[1].dtype.name} tensor {most[1].shape.as_list()}"
-        together = f"{largest} and others, together {sum(kept.values()) / 2**30:.1f} GiB, have"
-        raise errors.RunError(
-            f"Out of memory: {f'{largest} has' if most[0] > memory else together} no place on the host, where this "
-            f"process may have {memory / 2**30:.1f} GiB. {_memory_advice(batch_size, accumulate_steps)}"
-        )
-
-
-def _source(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the tensor whose memory a tensor shares."""
-    while tensor.op.type in _OF_ONE_MEMORY:
-        tensor = tensor.op.inputs[tensor.value_index]
-    return tensor
-
-
-def _num_bytes(tensor: tf.Tensor) -> int:
-    return (tensor.shape.num_elements() or 0) * tensor.dtype.size
 
 
 def _memory_advice(batch_size: int, accumulate_steps: int | None) -> str:

@@ -10,7 +10,7 @@ from tower_train.config import Config
 from tower_train.inference import curves
 from tower_train.inference.hardest import Hard
 from tower_train.options import as_text
-from tower_train.run_dir import directory
+from tower_train.run_dir import directory, json_files
 
 MARK = b"<meta name=generator content=tower_train>"  # of a page that was written here
 _HEAD = """<!doctype html><html lang=en><meta charset=utf-8>
@@ -44,7 +44,7 @@ def render(run_dir: directory.RunDirectory, hard: tuple[int, str, Sequence[Hard]
       run_dir: the run's.
       hard: (examples looked at, their name, those of the highest losses); or why there are none.
     """
-    run, result, best = (run_dir.read(name) for name in (directory.RUN, directory.RESULT, directory.BEST))
+    run, result, best = (run_dir.read(name) for name in (directory.RUN, directory.RESULT, json_files.BEST))
     lists = {}
     with contextlib.suppress(errors.RunError):  # no log line yet
         lists = curves.history(str(run_dir.path))

@@ -73,7 +73,7 @@ class SavedRun:
 def run_directory(options: RunOptions) -> directory.RunDirectory:
     """Returns the directory of a run; RunError if there is none."""
     run_dir = directory.RunDirectory(options.train_dir)
-    run_dir.check_files()
+    run_dir.check_links()
     if not run_dir.read(directory.RUN):
         raise errors.RunError(
             f"--train_dir={options.train_dir} holds no run: {directory.RUN} is missing. Give the directory that the "

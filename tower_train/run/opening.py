@@ -43,7 +43,6 @@ def open_training(plan: Plan, membership: Membership, received: Received, user_h
         note_stall = membership.note_stall if layout.num_replicas > 1 else lambda what, seconds: None
         training.watchdog = StepWatchdog(plan.config.stall_timeout_secs, graph.progress, note_stall)
         stack.enter_context(training.watchdog)
-        step_failures.check_tensors(graph.train_op, layout.tower_batch, accumulate_steps, plan.step.is_compiled)
         stack.enter_context(membership.failures_named())
         stack.enter_context(
             step_failures.explained(

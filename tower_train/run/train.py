@@ -106,7 +106,7 @@ def start(
     """
     path, workload, config, task = _resolved(workload, config, workload_options)
     run_dir = directory.RunDirectory(config.train_dir or f"runs/{workload.name}-{time.strftime('%Y%m%d-%H%M%S')}")
-    run_dir.check_files()  # before anything takes time, and before anything is written
+    run_dir.check_links()  # before anything takes time, and before anything is written
     devices.refuse_auto_jit()
     devices.choose_kernels(config.deterministic, config.tensor_float_32)
     received, failure = signals.Received(leave_at_once), None  # a step's failure; the result tells what was saved

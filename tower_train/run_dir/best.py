@@ -12,12 +12,12 @@ import shutil
 from tower_train import errors
 from tower_train.config import Config
 from tower_train.measures import MAX
-from tower_train.run_dir import checkpoint, directory, disk, logs
+from tower_train.run_dir import checkpoint, directory, disk, json_files, logs
 
 
 def path(run_dir: directory.RunDirectory) -> str:
     """Returns the path of the best checkpoint; RunError if none was kept."""
-    if kept := _kept(run_dir, run_dir.read(directory.BEST)):
+    if kept := _kept(run_dir, run_dir.read(json_files.BEST)):
         return kept
     raise errors.RunError(
         f"--best: {run_dir.path / directory.BEST_FOLDER} holds no checkpoint. Train with --keep_best, or leave --best "
@@ -40,7 +40,7 @@ class Best:
         # examples trained on without a gain after which the run ends; 0 for never
         self._patience = config.early_stopping_patience_epochs * num_examples
         self.is_used = self._keep or self._patience > 0  # else evaluations are not compared
-        self._state = run_dir.read(directory.BEST) if self.is_used else {}
+        self._state = run_dir.read(json_files.BEST) if self.is_used else {}
         self._step = step
 
     def compare_by(self, name: str, mode: str | None) -> list[str]:
@@ -83,7 +83,7 @@ class Best:
             if is_best and self._keep:
                 _copy(path, folder)
             self._state = {"metric": name, "mode": metric.mode, "best": best, "last": last}
-            self._run_dir.write(directory.BEST, self._state)
+            self._run_dir.write(json_files.BEST, self._state)
             if is_best and self._keep:
                 checkpoint.remove_others(folder, [str(folder / os.path.basename(path))])  # named in the file until now
         except (OSError, errors.RunError) as error:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tower_train import errors, files
-from tower_train.run_dir import checkpoint_index, disk
+from tower_train.run_dir import disk
 
 v1 = tf.compat.v1
 PREFIX = "model.ckpt"
@@ -50,11 +50,6 @@ def _files(folder: pathlib.Path) -> dict[str, list[pathlib.Path]]:
     for name in sorted(names, key=lambda name: (saved_step(name[1]), name[2] != "index", name[2])):
         paths.setdefault(name[1], []).append(folder / name[0])
     return paths
-
-
-def all_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the files of all checkpoints in a folder, and TensorFlow's list of them, which may be missing."""
-    return [folder / _STATE, *itertools.chain.from_iterable(_files(folder).values())]
 
 
 def list_files(path: str | os.PathLike) -> list[pathlib.Path]:
@@ -157,15 +152,9 @@ class Checkpoints:
 def reader(path: str):
     """Opens a checkpoint, as tf.train.load_checkpoint does; RunError if it cannot be read."""
     try:
-        return _reader(path)
+        return tf.train.load_checkpoint(path)
     except (tf.errors.OpError, ValueError, OSError) as error:
         raise errors.RunError(f"checkpoint {path} cannot be read: {errors.reason(error)}.") from None
-
-
-def _reader(path: str):
-    """Opens a checkpoint; OpError, ValueError or OSError if its index is damaged."""
-    checkpoint_index.check(f"{path}.index")
-    return tf.train.load_checkpoint(path)
 
 
 def restore(saver: v1.train.Saver, session: v1.Session, path: str) -> None:
@@ -218,7 +207,7 @@ def newest_intact(train_dir: pathlib.Path) -> tuple[str, list[str]]:
 def damage(path: str) -> str | None:
     """Reads every tensor of a checkpoint, which compares all checksums; returns the damage, None if there is none."""
     try:
-        opened = _reader(path)
+        opened = tf.train.load_checkpoint(path)
         for name in opened.get_variable_to_shape_map():
             opened.get_tensor(name)
     except Exception as error:  # damage raises OpError, IndexError, MemoryError ...

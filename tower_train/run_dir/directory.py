@@ -13,8 +13,8 @@ from collections.abc import Container, Iterator
 
 from tower_train import errors, files
 from tower_train.console import one_line, say
-from tower_train.run_dir import checkpoint, disk, json_files
-from tower_train.run_dir.json_files import BEST, METRICS, RESULT, RUN
+from tower_train.run_dir import disk, json_files
+from tower_train.run_dir.json_files import METRICS, RESULT, RUN
 
 LOCK, BEST_FOLDER, EXAMPLE_IMAGES = ".lock", "best", "examples.png"
 _UPDATE_LOCK = ".result.json.lock"
@@ -73,16 +73,10 @@ class RunDirectory:
         if not files.is_at(self._lock, self.path / LOCK):
             raise FileNotFoundError(errno.ENOENT, "the directory was deleted or moved; move it back", str(self.path))
 
-    def check_files(self) -> None:
-        """Raises RunError for a FIFO, a directory or a device in the place of a file of the run, and for a link, by
-        which a stranger's run would overwrite other files; or if the directory cannot be read."""
-        paths = [self.path / name for name in (RUN, METRICS, RESULT, BEST, LOCK, _UPDATE_LOCK)]
+    def check_links(self) -> None:
+        """Raises RunError for a link in the place of what a run writes, by which a stranger's run would overwrite other
+        files; or if the directory cannot be read."""
         try:
-            for folder in (self.path, self.path / BEST_FOLDER):
-                paths += checkpoint.all_files(folder)
-            for path in paths:
-                if os.path.exists(path) and not os.path.isfile(path):  # unlike pathlib's, also if a name is too long
-                    raise errors.RunError(f"{one_line(path)} is no file, and so not of a run. Move it away.")
             names = os.listdir(self.path) if self.path.is_dir() else []
             links = [self.path / name for name in names if _WRITTEN.fullmatch(name)]
             for folder, folders, names in itertools.chain.from_iterable(map(os.walk, links)):
