@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from regression import BATCH, X, Y, input_fn, make, model_fn
 
-from tower_train import errors
+from tower_train import errors, steps
 from tower_train import estimator as tf_estimator
 from tower_train.fronts.tf_estimator import library
 
@@ -131,3 +131,31 @@ def test_names_are_the_librarys_or_subclasses():
         assert issubclass(cls, tf_estimator.Estimator)
     assert library.estimator.Estimator is tf_estimator.Estimator  # where the library makes its own
     assert library.run_config.RunConfig is tf_estimator.RunConfig
+
+
+def test_a_loss_divided_by_a_sum_over_the_batch_is_that_of_the_joined_batches(tmp_path):
+    """As BERT's loss over masked words; without steps.mean it is refused, with that advice."""
+
+    def masked(divisor):
+        def model_fn(features, labels, mode):
+            w = v1.get_variable("w", [3], tf.float64, v1.zeros_initializer())
+            mask = tf.cast(features["x"][:, 0] > 0, tf.float64)
+            losses = tf.square(tf.linalg.matvec(features["x"], w) - labels)
+            loss = tf.reduce_sum(mask * losses) / divisor(tf.reduce_sum(mask))
+            train_op = v1.train.GradientDescentOptimizer(0.125).minimize(loss, v1.train.get_global_step())
+            return tf_estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+        return model_fn
+
+    with pytest.raises(errors.GraphError, match="divide it by steps.mean"):
+        tf_estimator.check(make(tmp_path / "a", 2, masked(tf.identity)), input_fn)
+    with pytest.raises(errors.ConfigError, match="in a model_fn call steps.mean"):
+        make(tmp_path / "b", 2, masked(lambda total: tf.reduce_sum(steps.join(total[None])))).train(input_fn)
+    estimator = make(tmp_path / "c", 2, masked(steps.mean))
+    estimator.train(input_fn)
+    w = np.zeros(3)
+    for step in range(6):
+        x, y = X[8 * step :][:8], Y[8 * step :][:8]
+        mask = x[:, 0] > 0
+        w = w - 0.125 * 2 * x.T @ (mask * (x @ w - y)) / mask.sum()
+    np.testing.assert_allclose(estimator.get_variable_value("w"), w, atol=1e-12)

@@ -89,7 +89,8 @@ def model_differs(*_, begins: object | None = None) -> str:
     where = f"It begins at {begins}. That is" if begins else "A layer or a loss is"
     return (
         f"{where} computed over the examples of a batch, of which a tower has a part only, or with random numbers by "
-        "tower, or gradients are computed and clipped within a loop or a tf.function."
+        "tower, or gradients are computed and clipped within a loop or a tf.function. Where a loss is divided by a sum "
+        "over the batch, as of a mask, divide it by steps.mean of that (from tower_train import steps)."
     )
 
 

@@ -17,6 +17,7 @@ from tower_train.fronts import compat, meeting, parts, placement
 from tower_train.fronts.averages import linked
 from tower_train.fronts.keras_building import output_names
 from tower_train.fronts.keras_towers.step import NOTED, Step
+from tower_train.graph import context
 
 
 def once(function: Callable[[], Any]):
@@ -36,12 +37,25 @@ def join(tensors):
       tensors: a tensor [rows, ...] or a structure of them.
     """
     step = meeting.owner(Step)
+    if step is None and (tower := meeting.current()) and tower.count > 1:
+        raise errors.ConfigError("steps.join is for a train_step of Keras; in a model_fn call steps.mean.")
     if step is None:
         return tensors
     mine = keras.tree.map_structure(parts.as_tensor, tensors)
     if any(leaf is not None and leaf.shape.rank == 0 for leaf in keras.tree.flatten(mine)):
         raise errors.ConfigError("steps.join got a scalar; join tensors that have a row for each example.")
     return _join(step, mine)
+
+
+def mean(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the mean of a floating-point tensor over the towers of all workers, weighted by their examples, with its
+    exact gradient; outside of towers, the tensor.
+
+    It makes a quotient of sums that of the whole batch, such as a mean over words that are not masked:
+    `tf.reduce_mean(mask * losses) / steps.mean(tf.reduce_mean(mask))`.
+    """
+    over_towers = context.current().mean
+    return over_towers([tf.convert_to_tensor(tensor)], what="steps.mean")[0] if over_towers else tensor
 
 
 def join_batch(model: keras.Model, x, y, y_pred, sample_weight, needs_x: bool):
