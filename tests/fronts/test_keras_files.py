@@ -38,11 +38,13 @@ def trained(folder, prepare, build=build, examples=images, **functions):
 
 
 def exported(folder, workload, **options):
+    """Returns lines about the files, and the outputs of the run's network for `colours`."""
     lines = keras_files.export(
         ExportOptions(train_dir=str(folder), overwrite=True, keras=True, **options), folder, workload
     )
     built, session = serving.open_run(ExportOptions(train_dir=str(folder), single_view=True), workload)
-    return lines, built, session
+    with session:
+        return lines, session.run(built.outputs, {built.features["features"]: colours()})
 
 
 def colours():
@@ -57,9 +59,7 @@ def squares(features):
 def test_the_model_takes_pixels_as_the_network_of_the_run_does(name, tmp_path):
     """BGR less means; by mean and deviation: on colours too, which no example has."""
     workload = trained(tmp_path, applications.preprocessing(name))
-    lines, built, session = exported(tmp_path, workload, probabilities=True)
-    with session:
-        expected = session.run(built.outputs, {built.features["features"]: colours()})
+    lines, expected = exported(tmp_path, workload, probabilities=True)
     model = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_allclose(model.predict(colours(), verbose=0), expected["probabilities"], atol=1e-4)
     assert json.loads((tmp_path / "id2label.json").read_text(encoding="utf-8")) == dict(zip("012", NAMES, strict=True))
@@ -76,14 +76,12 @@ def test_the_model_takes_pixels_as_the_network_of_the_run_does(name, tmp_path):
 
 def test_a_preparation_that_keras_lacks_is_left_out_and_the_file_named_so(tmp_path):
     workload = trained(tmp_path, squares)
-    lines, built, session = exported(tmp_path, workload)
-    with session:
-        expected = session.run(built.outputs["logits"], {built.features["features"]: colours()})
+    lines, expected = exported(tmp_path, workload)
     assert (
         not (tmp_path / "model.keras").exists() and "takes features as `prepare` of the workload makes them" in lines[1]
     )
     model = keras.models.load_model(tmp_path / "model.prepared.keras")
-    np.testing.assert_allclose(model((colours() / 255) ** 2), expected, atol=1e-4)
+    np.testing.assert_allclose(model((colours() / 255) ** 2), expected["logits"], atol=1e-4)
 
 
 def test_a_softmax_of_its_own_and_views_are_minded(tmp_path):
@@ -92,10 +90,9 @@ def test_a_softmax_of_its_own_and_views_are_minded(tmp_path):
         tmp_path, applications.preprocessing("VGG16"), lambda: build("softmax"), loss=loss, test_time_augmentation=views
     )
     for options in ({}, {"probabilities": True}):
-        lines, built, session = exported(tmp_path, workload, **options)
-        with session:
-            expected = session.run(built.outputs["probabilities"], {built.features["features"]: colours()})
-        np.testing.assert_allclose(keras.models.load_model(tmp_path / "model.keras")(colours()), expected, atol=1e-4)
+        lines, expected = exported(tmp_path, workload, **options)
+        found = keras.models.load_model(tmp_path / "model.keras")(colours())
+        np.testing.assert_allclose(found, expected["probabilities"], atol=1e-4)
         assert "gives probabilities" in lines[1]
 
 
