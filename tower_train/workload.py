@@ -7,9 +7,7 @@ numbers through `tower_train.layers` only, and must not depend on the tower.
     WORKLOAD = Workload(name="mine", examples=load, inference=network, loss=softmax_cross_entropy)
 """
 
-import ast
 import dataclasses
-import difflib
 import importlib.util
 import os
 import pathlib
@@ -115,10 +113,9 @@ class Workload:
         options = [field.name for field in dataclasses.fields(config.Config)]
         for name in self.recipe:
             if name not in options:
-                near = difflib.get_close_matches(str(name), options, n=1)
                 raise errors.ConfigError(
                     f"workload {self.name}: its recipe names {name!r}, which is no option of the trainer. "
-                    + (f"Did you mean {near[0]!r}?" if near else "python -m tower_train --help lists them.")
+                    "python -m tower_train --help lists them."
                 )
 
     def metric_mode(self, metric: str) -> str | None:
@@ -220,10 +217,8 @@ def load(path: str, train_dir: str | None = None, run_json: Mapping[str, Any] | 
     except ModuleNotFoundError as error:
         if error.name != module_name and not module_name.startswith(f"{error.name}."):
             raise
-        ours = f"tower_train.workloads.{module_name}"
-        is_ours = module_name.isidentifier() and importlib.util.find_spec(ours)
         script = path.removesuffix(".py").replace("/", ".")
-        meant = f" Did you mean {ours if is_ours else script}?" if is_ours or path.endswith(".py") else ""
+        meant = f" Did you mean {script}?" if path.endswith(".py") else ""
         raise errors.ConfigError(
             f"--workload={path}: there is no module {error.name!r} to import.{meant} Give an import path such as "
             "cifar10, my_package.my_module or my_module:NAME, importable from the current directory or PYTHONPATH."
@@ -266,7 +261,7 @@ def source_file(path: str | None) -> str | None:
     """Returns the file that holds the workload of an import path; None if there is none."""
     try:
         files = _module_files(path.partition(":")[0]) if path else []
-    except ModuleNotFoundError:
+    except (ModuleNotFoundError, ValueError):  # the second of __main__
         return None
     return os.path.realpath(files[-1]) if files else None
 
@@ -274,27 +269,17 @@ def source_file(path: str | None) -> str | None:
 def _module_files(module_name: str) -> list[str]:
     """Returns the files that an import of a module executes, its packages' first, and executes none; raises
     ModuleNotFoundError."""
-    files, places, name = [], None, ""
-    for part in module_name.split("."):
-        name = f"{name}.{part}" if name else part
-        if module := sys.modules.get(name):  # which was executed before
-            file, places = getattr(module, "__file__", None), getattr(module, "__path__", ())
-        else:
-            spec = _spec(name, places) if part.isidentifier() else None
-            if spec is None:
-                raise ModuleNotFoundError(name=name)
-            file, places = spec.origin if spec.has_location else None, spec.submodule_search_locations or ()
-            if places and not file:  # a folder without __init__.py, of which nothing is executed
-                places = importlib.import_module(name).__path__
-        files += [file] if file else []
+    root, *parts = module_name.split(".")
+    spec = importlib.util.find_spec(root) if root.isidentifier() else None
+    if spec is None:
+        raise ModuleNotFoundError(name=root)
+    files = [spec.origin] if spec.origin and spec.has_location else []
+    folders = [pathlib.Path(folder) for folder in spec.submodule_search_locations or ()]
+    for part in parts:
+        found = (folder / name for folder in folders for name in (f"{part}/__init__.py", f"{part}.py"))
+        files += [str(path) for path in found if path.exists()]
+        folders = [folder / part for folder in folders]
     return files
-
-
-def _spec(name: str, places: Sequence[str] | None):
-    """Finds a module in its package's places, or on the path if these are None; unlike importlib.util.find_spec it
-    does not execute the package."""
-    finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
-    return next(filter(None, (finder.find_spec(name, places) for finder in finders)), None)
 
 
 def _refuse_if_in_run(path: str, files: Sequence[str], train_dir: str) -> None:
@@ -321,16 +306,3 @@ def _refuse_if_foreign(path: str, file: str, train_dir: str | None, run_json: Ma
             f"--train_dir={train_dir} names the workload {path}, which is {file} here and was {trained} when it "
             f"trained. If you trust that file, give --workload={path}."
         )
-    name = path.partition(":")[2] or "WORKLOAD"
-    if not _defines(file, name):
-        raise errors.RunError(f"--train_dir={train_dir} names the workload {path}, but {file} defines no {name}.")
-
-
-def _defines(file: str, name: str) -> bool:
-    """Returns whether a module's source gives something this name, or may import it."""
-    try:
-        nodes = list(ast.walk(ast.parse(pathlib.Path(file).read_bytes())))
-    except (OSError, SyntaxError, ValueError):
-        return False
-    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    return name in stored or any(isinstance(node, ast.alias) and name in (node.asname, node.name) for node in nodes)

@@ -210,19 +210,12 @@ OTHERS = {  # {what: (class, fields of the workload, examples, options, words)}
         dict(label_smoothing=0.5),
         "--label_smoothing=0.5: workload toy has a loss of its own",
     ),
-    "a loss without weights": (
-        GRAPH,
-        dict(loss=lambda outputs, labels: tf.reduce_mean(outputs)),
-        WEIGHTED,
-        {},
-        r"loss is a function of \(outputs, labels\).*\(outputs, labels, weigh",
-    ),
     "a loss the other way around": (
         GRAPH,
         dict(loss=lambda y_true, y_pred: tf.reduce_mean(y_pred)),
         EXAMPLES,
         {},
-        r"loss is a function of \(y_true, y_pred\). Let it be one of \(outpu",
+        r"loss takes y_true first. Let it be a function of \(outputs, labels\)",
     ),
     **{
         f"class_weight={text}": (CONFIG, {}, EXAMPLES, dict(class_weight=text), NO_CLASS)

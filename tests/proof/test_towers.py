@@ -255,17 +255,6 @@ def test_a_network_whose_batch_is_fixed_is_said_to_be_not_compared():
     assert line.startswith("*** towers: not compared with one device, as that fails: Cannot reshape a tensor with ")
 
 
-def test_a_tensor_of_an_earlier_call_is_named():
-    kept = []
-
-    def network(features, training):
-        kept.append(plain(features, training))
-        return kept[-1] + tf.reduce_mean(kept[0])
-
-    with pytest.raises(errors.GraphError, match="workload small: inference uses the tensor .* of an earlier call"):
-        compared(network)
-
-
 # One rule of rounding for workloads, Keras models and Estimators.
 
 ONE, EQUAL = np.ones(3), "towers:   2 equal 1 on this network to "

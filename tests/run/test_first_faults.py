@@ -3,7 +3,6 @@ start that fails leaves nothing behind."""
 
 import dataclasses
 import os
-import sys
 
 import element_workloads
 import jobs
@@ -173,21 +172,18 @@ def late(request):
 MISTAKES = {  # {what: (fields of the workload, the line)}
     "examples: None": (dict(examples=lambda r: None), "examples returned None. Let it return a tower_train.Examples"),
     "examples: a tuple": (dict(examples=lambda r: (np.ones([9, 4]), np.ones(9))), "returned a tuple of numpy array "),
-    "examples: sys.exit": (dict(examples=lambda r: sys.exit(0)), r"examples left the program by sys.exit\(0\)"),
-    "examples: no function": (dict(examples=5), r"examples is 5 \(int\). Let it be a function of \(request\)"),
+    "examples: no function": (dict(examples=5), r"examples is 5 \(int\). Let it be a function"),
     "open: None": (dict(examples=lambda r: Examples("mine", 9, lambda: None)), "mine: open returned None. Let it"),
     "elements: None": (
         dict(examples=lambda r: Examples("mine", 9, None, elements=lambda: None)),
         "mine: elements returned None.",
     ),
     "inference: numpy": (dict(inference=lambda x, t: np.ones([8, 3])), r"returned numpy array float64 \(8, 3\)"),
-    "inference: of features only": (dict(inference=lambda x: x), r"inference is a function of \(x\) \(too many "),
     "inference: no variables": (dict(inference=lambda x, t: x[:, :3]), "trains nothing: its loss depends on no var"),
     "inference_for: None": (dict(inference=None, inference_for=lambda e: None), "inference is None. Let it be a func"),
     "loss: a float": (dict(loss=lambda o, y: 0.5), r"loss returned 0.5 \(float\). Let it return a floating-point s"),
     "augment: a mean": (dict(augment=lambda x, d: tf.reduce_mean(x)), r"augment returned tensor float32 \(\)"),
     "prepare: None": (dict(prepare=lambda x: None, augment=None), "prepare returned None"),
-    "views: None": (dict(test_time_augmentation=lambda x: None), "test_time_augmentation returned None. Let it ret"),
     "metrics: a name that is no text": (
         dict(metrics=lambda o, y: {1: tf.ones([8])}),
         r"metrics returned a dict of 1: tensor float32 \(8,\). Let it r",
@@ -219,8 +215,7 @@ def test_xlas_flag_that_changes_random_numbers_is_refused(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("fields", "line"),
     [
-        (dict(recipe={"learning_rat": 0.1}), "its recipe names 'learning_rat'.*Did you mean 'learning_rate'"),
-        (dict(recipe={1: 0.1}), "its recipe names 1, which is no option"),
+        (dict(recipe={"learning_rat": 0.1}), "its recipe names 'learning_rat', which is no option"),
         (dict(name=None), r"Workload\(name=None\): it must be a text"),
         (dict(metrics=["accuracy"]), "metrics has 'accuracy'. Give keras.metrics objects"),
     ],

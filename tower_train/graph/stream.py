@@ -202,7 +202,7 @@ def _preprocess(workload: Workload, features: Tensors, labels: Tensors, draws: D
         features = user_functions.call(workload, "augment", features, draws)
     else:
         features = prepared(workload, features)
-    return user_functions.call(workload, "mix", features, labels, draws) if workload.mix else (features, labels)
+    return workload.mix(features, labels, draws) if workload.mix else (features, labels)
 
 
 def prepared(workload: Workload, features: Tensors) -> Tensors:

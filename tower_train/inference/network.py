@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tower_train import errors, user_functions
+from tower_train import errors
 from tower_train.examples import Examples, Tensors
 from tower_train.graph import context, towers, update, xla
 from tower_train.graph.draws import Draws
@@ -51,7 +51,7 @@ def _restored(getter, name, shape=None, dtype=None, initializer=None, *args, **k
 def _over_views(workload: Workload, network: Callable[[Tensors], Tensors], features: Tensors) -> tuple:
     """Returns the weighted mean of the network's outputs over views, and the outputs of the first view, which are also
     the results of examples that are not unsure, if the workload tells these."""
-    weights, views = zip(*user_functions.call(workload, "test_time_augmentation", features), strict=True)
+    weights, views = zip(*workload.test_time_augmentation(features), strict=True)
     if abs(sum(weights) - 1) > 1e-6:
         raise errors.GraphError(
             f"workload {workload.name}: the weights of its views are {', '.join(f'{weight:g}' for weight in weights)}, "
@@ -68,7 +68,7 @@ def _over_views(workload: Workload, network: Callable[[Tensors], Tensors], featu
                 )
         if not workload.unsure:
             return _mean(network, first, views[1:], weights), first
-        unsure = user_functions.call(workload, "unsure", first)
+        unsure = workload.unsure(first)
         # One at least, as not all operations take a batch of none.
         rows = tf.where(tf.concat([tf.ones_like(unsure[:1]), unsure[1:]], axis=0))[:, 0]
         chosen, *views = tf.nest.map_structure(lambda leaf: tf.gather(leaf, rows), [first, *views[1:]])
