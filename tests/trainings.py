@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train.config import Config
-from tower_train.graph import devices, session, step_plan, training
+from tower_train.graph import devices, session, step_plan, stream, training
 from tower_train.graph.devices import HOST
 from tower_train.graph.layout import Layout
 from tower_train.run.plan import plan_trial
@@ -59,6 +59,15 @@ def without_state(values):
 def on_host(tower_batch, num_towers=1, num_workers=1, worker=0):
     """The layout of a step whose batches stay on the host."""
     return Layout(tower_batch, (HOST,) * num_towers, batches_per_device=(1,) * num_workers, worker=worker)
+
+
+def stream_batches(workload, examples, steps, layout, seed=0, start=0):
+    """The batches of a stream from a position on: over steps and towers, (features, labels)."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        v1.set_random_seed(4)  # as build_step does
+        found = stream.training_stream(workload, examples, seed, tf.constant(start, tf.int64), layout)
+        session.run([v1.global_variables_initializer(), found.initializer])
+        return [session.run(found.batches) for _ in range(steps)]
 
 
 def train(workload, examples, steps, **options):

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import toy_workload
-from trainings import on_host
+from trainings import on_host, stream_batches
 
 from tower_train import Workload, errors
 from tower_train.data import tf_data
-from tower_train.graph import elements, stream
+from tower_train.graph import elements
 from tower_train.graph.draws import Draws
 from tower_train.graph.order import AllExamples
 from tower_train.workload import DataRequest
@@ -44,20 +44,14 @@ def test_what_cannot_be_is_one_line(make, options, text):
         tf_data.examples("mine", make, **options)
 
 
-def batches(workload, examples, tower_batch, num_towers, steps, start=0, num_workers=1, worker=0):
-    """Over steps and towers, (features, labels)."""
-    with tf.Graph().as_default(), v1.Session() as session:
-        v1.set_random_seed(4)  # as build_step does
-        split = on_host(tower_batch, num_towers, num_workers, worker)
-        found = stream.training_stream(workload, examples, 3, tf.constant(start, tf.int64), split)
-        session.run([v1.global_variables_initializer(), found.initializer])
-        return [session.run(found.batches) for _ in range(steps)]
+def batches(workload, examples, steps, *layout, **of_workers):
+    return stream_batches(workload, examples, steps, on_host(*layout, **of_workers), seed=3)
 
 
 def test_towers_share_the_elements_in_their_order_with_the_noise_of_their_positions():
     features, labels = element_workloads.arrays("train")
     workload, request = element_workloads.IN_ORDER, DataRequest("train")
-    steps = batches(workload, workload.examples(request), tower_batch=5, num_towers=3, steps=8)
+    steps = batches(workload, workload.examples(request), 8, 5, 3)
     taken = np.arange(8 * 15) % 96
     np.testing.assert_array_equal(np.concatenate([labels for step in steps for _, labels in step]), labels[taken])
     with tf.Graph().as_default(), v1.Session() as session:
@@ -89,7 +83,7 @@ def test_workers_read_files_of_their_own_and_then_the_others(num_workers, record
     assert elements.workers_line(examples, 1) is None
     plain, of_files = Workload("plain", None, None), [range(6), range(6, 8), range(8, 12), range(12, 24)]
     for worker in range(num_workers):
-        found = batches(plain, examples, 4, 1, 12, num_workers=num_workers, worker=worker)
+        found = batches(plain, examples, 12, 4, 1, num_workers=num_workers, worker=worker)
         workers = [(worker + i) % num_workers for i in range(num_workers)]
         around = [number for each in workers for file in of_files[each::num_workers] for number in file]
         assert np.concatenate([labels for [(_, labels)] in found]).tolist() == around * 2
@@ -103,5 +97,5 @@ def test_several_features_and_a_symbolic_batch():
         features, label = examples.symbolic_batch()
     assert (features["a"].shape, features["b"].shape, label.shape) == ([1], [1, 2], [1])
     workload = dataclasses.replace(toy_workload.WORKLOAD, augment=None, prepare=lambda f: f | {"c": f["a"] * 2})
-    [[(features, _)]] = batches(workload, examples, tower_batch=3, num_towers=1, steps=1)
+    [[(features, _)]] = batches(workload, examples, 1, 3)
     np.testing.assert_array_equal(features["c"], [0, 2, 4])

@@ -5,9 +5,9 @@ import dataclasses
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 import toy_workload
 import trainings
+import values
 
 from tower_train import Examples, keras_network, mean_squared_error, softmax_cross_entropy
 from tower_train.graph import class_weights, devices
@@ -84,12 +84,10 @@ def test_the_loss_of_an_evaluation_counts_the_weights_and_its_metrics_do_not():
 def test_losses_of_several_numbers_are_weighed_by_example():
     outputs, labels, weights = RNG.normal(size=[6, 6]), RNG.normal(size=[6, 6]), RNG.uniform(size=6)
     logits, kinds = RNG.normal(size=[6, 6, 3]), RNG.integers(0, 3, size=[6, 6])
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        losses = (
-            mean_squared_error(tf.constant(outputs), tf.constant(labels), tf.constant(weights)),
-            softmax_cross_entropy(tf.constant(logits), tf.constant(kinds), weights=tf.constant(weights)),
-        )
-        found = session.run(losses)
+    found = (
+        values.of(mean_squared_error, outputs, labels, weights),
+        values.of(lambda *given: softmax_cross_entropy(*given[:2], weights=given[2]), logits, kinds, weights),
+    )
     logs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     of_examples = -np.take_along_axis(logs, kinds[..., np.newaxis], axis=-1)[..., 0].mean(axis=1)
     expected = [np.mean(weights * np.mean((outputs - labels) ** 2, axis=1)), np.mean(weights * of_examples)]

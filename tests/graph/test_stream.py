@@ -5,10 +5,9 @@ import hashlib
 import numpy as np
 import pytest
 import tensorflow as tf
-from trainings import on_host
+import trainings
 
 import cifar10
-from tower_train.graph import stream
 from tower_train.graph.draws import Draws
 from tower_train.graph.order import AllExamples
 from tower_train.workload import DataRequest, Examples, Workload
@@ -30,13 +29,9 @@ def indices(positions, num_examples, seed=0):
 
 def steps(workload, examples, num_steps, tower_batch, num_towers, seed=0, start=0):
     """The global batches, towers joined: (features, labels) of all steps one after the other."""
-    with tf.Graph().as_default(), v1.Session() as session:
-        source = stream.training_stream(
-            workload, examples, seed, tf.constant(start, tf.int64), on_host(tower_batch, num_towers)
-        )
-        session.run(source.initializer)
-        batches = [batch for _ in range(num_steps) for batch in session.run(source.batches)]
-    return tuple(np.concatenate(part) for part in zip(*batches, strict=True))
+    layout = trainings.on_host(tower_batch, num_towers)
+    found = trainings.stream_batches(workload, examples, num_steps, layout, seed, start)
+    return tuple(np.concatenate(part) for part in zip(*(batch for step in found for batch in step), strict=True))
 
 
 def chi_square(counts):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import trainings
+import values
 
 from tower_train.graph import summaries
 from tower_train.workload import Examples, Workload, softmax_cross_entropy
@@ -36,27 +37,25 @@ def test_the_tags_are_these_and_name_no_tower_and_variables_are_those_after_the_
     with trainings.opened(Workload("toy", None, inference, loss), examples, **options) as (built, session):
         serialized = session.run([built.summary, built.report])[0]
         weights = session.run({variable.op.name: variable for variable in v1.trainable_variables()})
-    values = v1.Summary.FromString(serialized).value
+    shown = v1.Summary.FromString(serialized).value
     scalars = {"hidden/relu/sparsity", "largest", "own_loss"}
     histograms = {"hidden/relu/activations", "hidden/values"}
     for name in ("hidden/weights", "output/weights", "scale"):
         histograms |= {name, f"{name}/gradients"}
     expected = scalars | histograms | {f"images/image/{i}" for i in range(4)}
-    assert sorted(value.tag for value in values) == sorted(expected)
-    assert {value.tag for value in values if value.HasField("simple_value")} == scalars
-    shown = {value.tag: value.histo for value in values if value.HasField("histo")}
-    assert shown.keys() == histograms
+    assert sorted(value.tag for value in shown) == sorted(expected)
+    assert {value.tag for value in shown if value.HasField("simple_value")} == scalars
+    histos = {value.tag: value.histo for value in shown if value.HasField("histo")}
+    assert histos.keys() == histograms
     for name, value in weights.items():
-        assert shown[name].num == value.size
-        assert shown[name].sum == pytest.approx(np.sum(value, dtype=np.float64), rel=1e-6)
+        assert histos[name].num == value.size
+        assert histos[name].sum == pytest.approx(np.sum(value, dtype=np.float64), rel=1e-6)
 
 
 @pytest.mark.parametrize("channels", [1, 10, 255])
 def test_a_sample_is_of_all_channels_alike(channels):
     count = 3 * 2**16 // channels
-    values = np.tile(np.arange(channels, dtype=np.float32), [count, 1])
-    with tf.Graph().as_default(), v1.Session() as session:
-        sample = session.run(summaries.sample(tf.constant(values)))
+    sample = values.of(summaries.sample, np.tile(np.arange(channels, dtype=np.float32), [count, 1]))
     assert 2**15 < sample.size <= 2**16
     of_each = np.bincount(sample.astype(int), minlength=channels)
     assert of_each.max() - of_each.min() <= 1
