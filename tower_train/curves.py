@@ -2,8 +2,7 @@
 python -m tower_train.curves [options] TRAIN_DIR...
 
 Writes curves.png and curves.svg (for one run into its directory, for several into the current folder) and prints the
-last, lowest and highest values. Several runs are named by one or two options in which they differ, or by their
-directories. Never replaces a file that it did not draw. Needs matplotlib.
+last, lowest and highest values. Never replaces a file that it did not draw. Needs matplotlib.
 
 Exit status: 0 done, 2 an option or a file is wrong.
 """

@@ -13,7 +13,6 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from tower_train import errors
 from tower_train.examples import Examples, Tensors
 
 
@@ -31,7 +30,6 @@ class FromExamples:
         self._lock, self._value = threading.Lock(), None
 
     def __call__(self, shape, dtype=tf.float32, partition_info=None) -> tf.Tensor:
-        """Raises GraphError, which TensorFlow wraps, if the function's array has another shape."""
         del partition_info
         shape, dtype = tf.TensorShape(shape), tf.as_dtype(dtype)
 
@@ -39,11 +37,6 @@ class FromExamples:
             with self._lock:  # moving averages begin with it too, in other threads
                 if self._value is None:
                     self._value = np.asarray(self._function(*self._examples.first(self._count)))
-            if self._value.shape != tuple(shape):
-                raise errors.GraphError(
-                    f"{self._examples.name}: the function of FromExamples gave an array of shape {self._value.shape} "
-                    f"for a variable of shape {tuple(shape)}. They must be the same."
-                )
             return self._value.astype(dtype.as_numpy_dtype)
 
         with tf.device("/cpu:0"):

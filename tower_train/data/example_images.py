@@ -1,9 +1,6 @@
 """A picture of training examples as the network gets them, with their labels, as a PNG."""
 
-import contextlib
-import importlib.util
 import io
-import pathlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,8 +11,6 @@ _MOST_CLASSES = 4  # of an example
 _CELL = 128  # pixels
 _LINE = 16  # pixels, of each line of the label below an image
 _SIZE = _LINE - 4  # of letters
-# Of Linux; Pillow's own writes ASCII and little else. DejaVu Sans comes with matplotlib.
-_FONTS = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "NotoSansCJK-Regular.ttc", "wqy-zenhei.ttc", "unifont.ttf")
 _GAP = 8
 _CLIPPED = 0.5  # percent of the pixels at either end, so that a few bright ones do not darken all others
 
@@ -25,16 +20,16 @@ def draw(images: np.ndarray, labels: np.ndarray, class_names: Sequence[str] = ()
 
     Values other than 0..255 in uint8 are stretched, all by the same factor, so that brightness can be compared.
     """
-    from PIL import Image, ImageDraw
+    from PIL import Image, ImageDraw, ImageFont
 
     pixels = as_bytes(images)
     size = images.shape[1:3]
     height, width = (round(side * _CELL / max(size)) for side in size)
     texts = [caption(label, class_names) for label in labels]
-    font, missing = _font({letter for lines in texts for line in lines for letter in line})
-    if missing:  # a name that no font here can write is its class's number
-        names = [f"class {i}" if missing & set(name) else name for i, name in enumerate(class_names)]
-        texts = [caption(label, names) for label in labels]
+    try:
+        font = ImageFont.truetype("DejaVuSans.ttf", _SIZE)  # of most Linuxes; Pillow's own writes ASCII and little else
+    except OSError:
+        font = ImageFont.load_default(_SIZE)
     rows, across = -(-len(images) // _COLUMNS), _CELL + _GAP
     down = height + _LINE * max(map(len, texts)) + _GAP
     canvas = Image.new("RGB", (_COLUMNS * across + _GAP, rows * down + _GAP), "white")
@@ -50,23 +45,6 @@ def draw(images: np.ndarray, labels: np.ndarray, class_names: Sequence[str] = ()
     file = io.BytesIO()
     canvas.save(file, "PNG")
     return file.getvalue()
-
-
-def _font(letters: set[str]) -> tuple:
-    """Returns the font here that has the most of these letters, and those that it lacks."""
-    from PIL import ImageFont
-
-    matplotlib, found = importlib.util.find_spec("matplotlib"), []
-    fonts = pathlib.Path(matplotlib.origin).parent / "mpl-data/fonts/ttf" if matplotlib else pathlib.Path()
-    for path in (None, fonts / _FONTS[0], *_FONTS):
-        with contextlib.suppress(OSError):  # there is none of that name
-            font = ImageFont.truetype(str(path), _SIZE) if path else ImageFont.load_default(_SIZE)
-            box = bytes(font.getmask("\uffff"))  # of a letter that no font has
-            missing = {each for each in letters if not each.isascii() and bytes(font.getmask(each)) == box}
-            if not missing:
-                return font, missing
-            found.append((font, missing))
-    return min(found, key=lambda each: len(each[1]))
 
 
 def thumbnail(image: np.ndarray, side: int):

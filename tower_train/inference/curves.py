@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -9,9 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tower_train import errors, files
-from tower_train.config import Config
 from tower_train.console import one_line
-from tower_train.options import FAULTS, MACHINES, REPORTS, RUN
 from tower_train.run_dir import disk, json_files
 from tower_train.run_dir.json_files import OF_EVALUATION
 
@@ -32,7 +31,6 @@ STYLE = {
     "figure.facecolor": "white",
     "savefig.facecolor": "white",
 }
-_NO_LABELS = {RUN, REPORTS, FAULTS, MACHINES}  # groups of options that do not change what is learnt
 
 
 def history(train_dir: str) -> dict[str, list]:
@@ -72,8 +70,8 @@ def metric_names(*histories: Mapping[str, Sequence]) -> list[str]:
 
 
 def draw_curves(*train_dirs: str):
-    """Draws the loss of training and validation, and the metrics, of one or several runs, which are named by the
-    options in which they differ; returns a matplotlib Figure, which a notebook shows.
+    """Draws the loss of training and validation, and the metrics, of one or several runs; returns a matplotlib Figure,
+    which a notebook shows.
 
     Raises:
       RunError: a directory has no run.
@@ -145,14 +143,16 @@ class _Run(NamedTuple):
 
 
 def _read(train_dirs: Sequence[str]) -> list[_Run]:
-    runs = []
-    for train_dir, label in zip(train_dirs, labels(train_dirs), strict=True):
-        seeds = seed_runs(train_dir)
+    runs, paths = [], list(map(os.path.abspath, train_dirs))
+    common = os.path.commonpath(map(os.path.dirname, paths))
+    for path in paths:
+        seeds = seed_runs(path)
+        label = os.path.relpath(path, common) + (f", {len(seeds)} seeds" if len(seeds) > 1 else "")
         # by the folder of its event files
         split = "validation" if pathlib.Path(seeds[0], "eval-validation").exists() else "test"
         members = [history(seed) for seed in seeds]
-        common = [name for name in members[0] if all(name in each for each in members)]
-        runs.append(_Run(label, split, members, {name: _stacked(members, name).mean(axis=0) for name in common}))
+        shared = [name for name in members[0] if all(name in each for each in members)]
+        runs.append(_Run(label, split, members, {name: _stacked(members, name).mean(axis=0) for name in shared}))
     return runs
 
 
@@ -185,34 +185,9 @@ def _stacked(members: Sequence[Mapping[str, list]], name: str) -> np.ndarray:
     return np.array(list(zip(*(lists.get(name, []) for lists in members), strict=False)), float).T
 
 
-def _differing(train_dirs: Sequence[str]) -> list[dict[str, str]]:
-    """Returns for each run its options in which the runs differ, those that change what is learnt first."""
-    runs = [json_files.read(pathlib.Path(seed_runs(train_dir)[0], json_files.RUN)) for train_dir in train_dirs]
-    options = [run.get("workload_options", {}) | run.get("config", {}) for run in runs]
-    metadata = {name: field.metadata for name, field in Config.__dataclass_fields__.items()}
-    unnamed = {"data_dir", *(name for name in metadata if metadata[name]["group"] in _NO_LABELS)}
-    if any(len(seed_runs(train_dir)) > 1 for train_dir in train_dirs):
-        unnamed.add("seed")
-    free = [name for name in metadata if metadata[name]["resume"] == "free"]
-    every = dict.fromkeys(name for each in options for name in each)
-    names = [name for name in every if name not in unnamed and len({str(o.get(name)) for o in options}) > 1]
-    return [{name: f"{name}={each.get(name)}" for name in sorted(names, key=free.__contains__)} for each in options]
-
-
-def labels(train_dirs: Sequence[str]) -> list[str]:
-    """Returns a name for each run: the options in which runs differ if these are one or two, or else its directory."""
-    differing = _differing(train_dirs)
-    texts = [", ".join(each.values()) for each in differing]
-    if len(differing[0]) in (1, 2) and len(set(texts)) == len(texts):
-        return texts
-    counts = [len(seed_runs(train_dir)) for train_dir in train_dirs]
-    names = [pathlib.Path(train_dir).absolute().name for train_dir in train_dirs]
-    return [f"{name}, {count} seeds" if count > 1 else name for name, count in zip(names, counts, strict=True)]
-
-
 def table(train_dirs: Sequence[str]) -> list[str]:
-    """Returns lines: the options of each run if there are several, its last step, and last and best values."""
-    differing, rows = _differing(train_dirs), [("run", "", "last", "lowest", "highest")]
+    """Returns lines: the last step of each run, and its last, lowest and highest values."""
+    rows = [("run", "", "last", "lowest", "highest")]
     for run in _read(train_dirs):
         rows.append((run.label, "step", f"{max([*run.mean['step'], *run.mean.get('val_step', [])]):.0f}", "", ""))
         for name, values in run.mean.items():
@@ -223,8 +198,4 @@ def table(train_dirs: Sequence[str]) -> list[str]:
                 quantity = f"{split} {name.removeprefix(OF_EVALUATION)}"
                 rows.append(("", quantity, *(f"{value:.4g}" for value in (known[-1], min(known), max(known)))))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    options = [
-        f"{train_dir}: {', '.join(each.values())}" for train_dir, each in zip(train_dirs, differing, strict=True)
-    ]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    return (options if differing[0] else []) + lines
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

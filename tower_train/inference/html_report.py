@@ -139,14 +139,9 @@ def _figure(name: str, *curves: tuple[Sequence[float], Sequence[float | None]]) 
 
 def _confusion(result: Mapping) -> str:
     evaluation = next((each for name in _SPLITS if (each := result.get(name)) and each.get("confusion")), None)
-    if not evaluation:
+    if not evaluation or len(evaluation["class_names"]) > _MOST_CLASSES:
         return ""
     matrix, names = evaluation["confusion"], evaluation["class_names"]
-    if len(names) > _MOST_CLASSES:
-        wrong = sorted(
-            [(n, i, j) for i, row in enumerate(matrix) for j, n in enumerate(row) if n and i != j], reverse=True
-        )
-        return _table([(n, names[i], names[j]) for n, i, j in wrong[:20]], ["examples", "of class", "taken for"])
     head, body = "".join(f"<th>{_text(name[:24])}" for name in names), ""
     for name, row in zip(names, matrix, strict=True):
         cells = "".join(f"<td style='--share:{count / (sum(row) or 1):.2f}'>{count}" for count in row)
