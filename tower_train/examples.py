@@ -97,15 +97,10 @@ class Examples:
         if not num_classes or _are_of_several(labels, self.class_names):
             return
         if not _are_classes(labels):
-            dtype = getattr(labels, "dtype", None)  # none of a dictionary
-            are_texts = dtype is not None and dtype.kind in "SO"
-            kind = "texts" if are_texts else dtype
-            shown = errors.described(labels) if dtype is None else f"{kind} of shape {labels.shape}"
-            write = "np.unique(labels, return_inverse=True)[1]" if are_texts else "labels.reshape(-1).astype(int)"
             raise errors.DataError(
-                f"{self.name}: labels are {shown}; with class_names they must be whole numbers of shape (n,), as "
-                f"{write} makes them, or 0 and 1 of shape (n, {num_classes}) of several classes at once. Leave "
-                "class_names out if they are no classes."
+                f"{self.name}: got labels {errors.described(labels)}; with class_names they must be whole numbers of "
+                f"shape (n,), or 0 and 1 of shape (n, {num_classes}) of several classes at once. Leave class_names out "
+                "if they are no classes."
             )
         wrong = (labels < 0) | (labels >= num_classes)
         if wrong.any():

@@ -24,6 +24,8 @@ def main(argv) -> int:
     options = command_line.parse(argv, ExportOptions, __doc__)
     console.import_tensorflow()
 
+    import tensorflow as tf
+
     from tower_train.inference import saved_model
 
     if options.keras:
@@ -31,6 +33,7 @@ def main(argv) -> int:
 
         console.say(*keras_files.export(options, pathlib.Path(str(options.export_dir or options.train_dir))))
         return 0
+    tf.get_logger().setLevel("ERROR")  # TensorFlow's functions for SavedModels warn of each other
     exported, signatures = saved_model.export_run(options)
     console.say(f"Exported: {exported} (signatures {', '.join(signatures)})")
     return 0

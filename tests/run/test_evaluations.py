@@ -11,7 +11,7 @@ import toy_workload
 
 from tower_train import errors
 from tower_train.config import EvaluateOptions
-from tower_train.inference import report, saved_run
+from tower_train.inference import saved_run
 from tower_train.run import evaluations
 
 
@@ -22,8 +22,7 @@ def precision(train_dir, split, indices=slice(None)):
     return np.mean(predicted == labels[indices])
 
 
-def test_each_evaluation_looks_at_training_examples_too_and_a_start_warns_once(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(report, "overfitting", lambda *_: "*** they part")
+def test_each_evaluation_looks_at_training_examples_too(tmp_path, capsys):
     options = dict(max_steps=20, eval_every_steps=10, eval_at_end=True, save_every_steps=5, keep_checkpoints=1)
     load = lambda request: dataclasses.replace(toy_workload.load(request), notice=f"{request.split}: less")  # noqa: E731
     workload = dataclasses.replace(toy_workload.WORKLOAD, examples=load)
@@ -36,7 +35,7 @@ def test_each_evaluation_looks_at_training_examples_too_and_a_start_warns_once(t
     above = "above" if mean >= other else "below"
     line = f"on 96 training examples: precision @ 1 = {mean:.3f} ({abs(mean - other):.3f} {above}), loss = "
     lines = capsys.readouterr().out.splitlines()
-    assert any(each.startswith(line) for each in lines) and lines.count("*** they part") == 1
+    assert any(each.startswith(line) for each in lines)
     assert lines.count("*** test: less") == 1
     flattering = "*** The best checkpoint is chosen on the test examples, which flatters it"
     assert any(each.startswith(flattering) for each in lines)

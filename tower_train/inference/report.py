@@ -1,7 +1,6 @@
 """Lines about evaluations, for people."""
 
 from tower_train.inference.evaluator import Evaluation, Metric
-from tower_train.measures import MAX
 from tower_train.run_dir import logs
 
 _WIDEST = 120  # columns of a confusion matrix with names over them
@@ -31,22 +30,6 @@ def comparison_lines(on_training: Evaluation, evaluation: Evaluation) -> list[st
         as_text = logs.as_text if metric.low is None else "{:.3f}".format
         compared.append(f"{name} = {as_text(metric.mean)} ({as_text(abs(above))} {'above' if above >= 0 else 'below'})")
     return [f"on {on_training.num_examples} training examples: {', '.join(compared)}"]
-
-
-def overfitting(on_training: Evaluation, evaluation: Evaluation) -> str | None:
-    """Warns if the first metric, a proportion, is more than 0.1 better on training examples, with separate
-    intervals."""
-    name = next(iter(on_training.metrics))
-    seen, unseen = on_training.metrics[name], evaluation.metrics[name]
-    higher, lower = (seen, unseen) if seen.mode == MAX else (unseen, seen)
-    is_known = None not in (seen.mode, seen.low, unseen.low)
-    if not is_known or higher.low <= lower.high or higher.mean - lower.mean <= 0.1:
-        return None
-    return (
-        f"*** {name} is {seen.mean:.3f} on training examples and {unseen.mean:.3f} on unseen ones: the network learns "
-        "its examples by heart. Fewer epochs (--early_stopping_patience_epochs, --keep_best), weight decay, "
-        "augmentations or more data help."
-    )
 
 
 def confusion_lines(matrix: list[list[int]], class_names: tuple[str, ...]) -> list[str]:

@@ -1,10 +1,8 @@
 """A run's network as a SavedModel, with the signatures and numbered versions of TensorFlow Serving."""
 
-import contextlib
 import os
 import pathlib
 import time
-from collections.abc import Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -37,7 +35,7 @@ def export_run(options: ExportOptions, workload: Workload | None = None) -> tupl
     placed = devices.place(DeviceOptions(device="cpu"))
     run = saved_run.read(options, workload)
     built, session = serving.opened(run, placed)
-    with _without_remarks(), session, built.graph.as_default():
+    with session, built.graph.as_default():
         signature_defs = signatures(built)
 
         def fill(partial: pathlib.Path) -> None:
@@ -76,18 +74,6 @@ def _check(folder: pathlib.Path, examples: Examples, session: v1.Session, built:
                 f"{folder}: the SavedModel gives other {name} than the network, and is not exported. Does an operation "
                 "give another result each time?"
             )
-
-
-@contextlib.contextmanager
-def _without_remarks() -> Iterator[None]:
-    """Silences TensorFlow's functions for SavedModels, which warn of each other."""
-    logger = tf.get_logger()
-    before = logger.level
-    logger.setLevel("ERROR")
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def signatures(built: serving.ServingGraph) -> dict:

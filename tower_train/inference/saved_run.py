@@ -3,8 +3,7 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -17,7 +16,6 @@ from tower_train.run_dir import best, checkpoint, directory, logs
 from tower_train.workload import Workload, load
 
 v1 = tf.compat.v1
-T = TypeVar("T")
 RESULT_NAMES = {TEST: "evaluation", VALIDATION: "validation", TRAIN: "train_evaluation"}  # in result.json
 WATCH_SECS = 5.0  # between looks for a new checkpoint
 
@@ -49,24 +47,14 @@ class SavedRun:
             "`python -m tower_train.evaluate --watch` does."
         )
 
-    def use_checkpoint(self, function: Callable[[str], T]) -> T:
-        """Returns function(path) for the checkpoint to use; RunError if there is none, or function raises one."""
-        path = self.checkpoint()
-        try:
-            return function(path)
-        except errors.RunError:
-            newer = self.checkpoint()  # which may replace it while the run trains, before it is read
-            if newer == path:
-                raise
-        return function(newer)
-
     def session(self, graph: tf.Graph, restored: Mapping[str, tf.Variable], placed: devices.Devices) -> v1.Session:
-        """Opens a session with variables {name in the checkpoint: variable}; raises as `use_checkpoint`."""
+        """Opens a session with variables {name in the checkpoint: variable}; RunError if there is no checkpoint, or one
+        of another network."""
         with graph.as_default():
             saver, prepare = v1.train.Saver(restored), [v1.local_variables_initializer(), v1.tables_initializer()]
         session = v1.Session(graph=graph, config=placed.session_config)
         session.run(prepare)
-        self.use_checkpoint(lambda path: checkpoint.restore(saver, session, path))
+        checkpoint.restore(saver, session, self.checkpoint())
         return session
 
 
@@ -155,7 +143,7 @@ def evaluate_run(options: EvaluateOptions, workload: Workload | None = None) -> 
     writer = logs.EventWriter(run.directory.path, "-".join(filter(None, [curves_folder(run.split), *ways])))
     with contextlib.closing(evaluator), contextlib.closing(writer):
         watched = _watched(run, evaluator)
-        for evaluation in watched if options.watch else [run.use_checkpoint(evaluator.evaluate)]:
+        for evaluation in watched if options.watch else [evaluator.evaluate(run.checkpoint())]:
             if _is_kept(run, evaluation) or options.watch:
                 write_curves(writer, evaluation)
             yield evaluation
@@ -190,7 +178,7 @@ def _watched(run: SavedRun, evaluator: Evaluator) -> Iterator[Evaluation]:
         is_training, has_ended = run.directory.is_locked(), run.directory.has_ended()
         path = checkpoint.latest(run.directory.path)
         if path and checkpoint.saved_step(path) != step:
-            evaluation = run.use_checkpoint(evaluator.evaluate)
+            evaluation = evaluator.evaluate(path)
             step = evaluation.step
             yield evaluation
         elif has_ended:

@@ -31,7 +31,6 @@ class Evaluations:
         self.pending: list[str] = []  # paths of checkpoints to evaluate before the first step
         self.last: dict[str, Evaluation] = {}  # by split
         self._writers: dict[str, logs.EventWriter] = {}
-        self._has_warned = False  # of overfitting
 
     def is_due(self, step: int) -> bool:
         every = self._config.eval_every_steps
@@ -113,9 +112,6 @@ class Evaluations:
         evaluation, on_training = self.last[self._split], self.last[TRAIN]
         self._write_curves(TRAIN, self._split, "train ")
         lines += report.comparison_lines(on_training, evaluation)
-        if not self._has_warned and (warning := report.overfitting(on_training, evaluation)):
-            self._has_warned = True
-            lines.append(warning)
         return lines + self.best.note(evaluation, path)
 
     def closing_lines(self, step: int, training_secs: float | None) -> list[str]:

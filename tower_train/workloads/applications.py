@@ -14,7 +14,6 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
-from tower_train.fronts.keras_building import build_isolated
 from tower_train.fronts.keras_network import keras_network
 from tower_train.options import Options
 
@@ -61,11 +60,6 @@ def network(options: Options, num_classes: int):
 
     inference.build = restored.build
     return inference
-
-
-def check(options: Options) -> None:
-    """Raises the errors of `network` at once."""
-    build_isolated(lambda _: _base(options, options.weights))
 
 
 def preprocessing(name: str) -> Callable[[tf.Tensor], tf.Tensor]:

@@ -106,8 +106,6 @@ def workload(options: FolderOptions) -> Workload:
         )
         if not listing:
             return None
-        if not is_small and request.split == "train":
-            applications.check(options)  # before the images are decoded, which may take long
         examples = images.examples(
             listing,
             f"{directory} {listing.split}",
