@@ -66,11 +66,10 @@ def command(module, *words, cwd=None, **variables):
 
 
 def printed_command(line, cwd):
-    """Runs `[PYTHONPATH=path] python -m module words...`, as a run prints it for the shell, to its end."""
-    words = shlex.split(line)
-    *assignments, python = words[: words.index("-m")]
+    """Runs `python -m module words...`, as a run prints it for the shell, to its end."""
+    python, _, *words = shlex.split(line)
     assert pathlib.Path(shutil.which(python)).parent.samefile(pathlib.Path(sys.executable).parent)
-    return command(*words[words.index("-m") + 1 :], cwd=cwd, **dict(each.split("=", 1) for each in assignments))
+    return command(*words, cwd=cwd)
 
 
 def wait_for(condition):

@@ -11,7 +11,6 @@ from trainings import on_host, stream_batches
 
 from tower_train import Workload, errors
 from tower_train.data import tf_data
-from tower_train.graph import elements
 from tower_train.graph.draws import Draws
 from tower_train.graph.order import AllExamples
 from tower_train.workload import DataRequest
@@ -80,7 +79,6 @@ def test_workers_read_files_of_their_own_and_then_the_others(num_workers, record
         return records.map(lambda record: (tf.strings.to_number(record), tf.strings.to_number(record, tf.int64)))
 
     examples = tf_data.examples("files", make, num_examples=24, files=record_files)
-    assert elements.workers_line(examples, 1) is None
     plain, of_files = Workload("plain", None, None), [range(6), range(6, 8), range(8, 12), range(12, 24)]
     for worker in range(num_workers):
         found = batches(plain, examples, 12, 4, 1, num_workers=num_workers, worker=worker)

@@ -49,7 +49,6 @@ def test_a_run_without_a_train_dir_gets_one_of_its_own(tmp_path, monkeypatch):
 
 
 def test_another_last_step_tells_the_jump_of_a_rate_that_ends_there(tmp_path, capsys):
-    """By (1 + cos(pi t)) / 2, t the share that is done: 9 of 10 steps, and of 20."""
     options = dict(learning_rate=0.2, lr_schedule="cosine")
     stop_after = lambda step, _: step == 9  # noqa: E731
     first = Config(train_dir=str(tmp_path / "run"), max_steps=10, batch_size=8, **options)
@@ -57,9 +56,8 @@ def test_another_last_step_tells_the_jump_of_a_rate_that_ends_there(tmp_path, ca
     train(toy_workload.WORKLOAD, first, after_step=lambda *_: True)
     assert "***" not in capsys.readouterr().out
     train(toy_workload.WORKLOAD, dataclasses.replace(first, max_steps=20))
-    rates = [f"{0.2 * (1 + math.cos(math.pi * t)) / 2:.3g}" for t in (10 / 20, 10 / 10)]
-    line = "*** The last step was 10 and is now 20. --lr_schedule=cosine stretches to it, so the learning rate of"
-    assert f"{line} the next step is {rates[0]}, not {rates[1]}." in capsys.readouterr().out
+    line = "*** The last step was 10 and is now 20. --lr_schedule=cosine stretches to it, so the learning rate jumps."
+    assert line in capsys.readouterr().out
 
 
 OPTIONS = dict(dtype="float64", seed=3, learning_rate=0.001, summary_every_steps=10)

@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import subprocess
-import time
 
 import jobs
 import pytest
@@ -86,49 +84,11 @@ def test_a_handler_of_a_program_in_c_stays_as_python_could_not_bring_it_back(mon
     assert getsignal(signal.SIGTERM) is before
 
 
-def test_a_process_that_was_forked_meanwhile_does_not_hold_the_end_up():
-    """As a pool of a user's, which has all open files."""
-    with signals.Received().handled():
-        child = os.fork()
-        if not child:
-            time.sleep(20)
-            os._exit(0)
-        began = time.monotonic()
-    assert time.monotonic() - began < 10
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+def test_a_second_interrupt_does_not_wait_for_the_save(tmp_path):
+    def twice(_):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
 
-
-PROGRAM = """
-import tensorflow as tf
-import tower_train
-
-class Stuck(tf.compat.v1.train.SessionRunHook):
-    def begin(self):
-        self.never = tf.queue.FIFOQueue(1, tf.float32).dequeue()
-
-    def after_run(self, context, values):
-        context.session.run(self.never)
-
-try:
-    tower_train.train("norm_workload", tower_train.Config(**{}), [Stuck()])
-except KeyboardInterrupt as error:
-    print("caught", error)
-"""
-
-
-@pytest.mark.parametrize(
-    ("is_program", "said", "status"), [(False, "error: Left at once", 130), (True, "caught Left at once", 0)]
-)
-def test_a_second_interrupt_counts_at_once_also_inside_a_step_that_never_ends(is_program, said, status, tmp_path):
-    """It ends `python -m tower_train`, and is an exception of a program that calls train()."""
-    options = jobs.TOY | dict(num_gpus=1, batch_size=4, max_steps=20, log_every_steps=1, train_dir=str(tmp_path))
-    words = "tower_train", "--workload=norm_workload:STUCK", *jobs.flags(**options)
-    with jobs.Program(*(("-c", PROGRAM.format(options)) if is_program else words)) as program:
-        program.wait_until(lambda: jobs.logged_step(tmp_path) == 11 or is_program and "run:" in program.output())
-        program.process.send_signal(signal.SIGINT)
-        with pytest.raises(subprocess.TimeoutExpired):
-            program.process.wait(0.5)
-        program.process.send_signal(signal.SIGINT)
-        assert program.process.wait(jobs.WAIT_SECS) == status, program.output()
-        assert said in program.output() and "Traceback" not in program.output()
+    with pytest.raises(KeyboardInterrupt, match="Left at once"):
+        jobs.train_toy(tmp_path, [jobs.At({13: twice})], max_steps=40, save_every_steps=10)
+    assert jobs.saved_steps(tmp_path) == [10]

@@ -77,18 +77,3 @@ def batches(examples: Examples, size: int, num_workers: int, worker: int) -> tup
     if num_workers > 1 and not examples.open_for_worker:
         steps = steps.shard(num_workers, worker)
     return steps, tf.data.experimental.cardinality(elements)
-
-
-def workers_line(examples: Examples, num_workers: int) -> str | None:
-    """Returns a line on how several workers divide the elements, or None."""
-    if num_workers == 1 or not examples.elements:
-        return None
-    if examples.open_for_worker:
-        return (
-            f"shards:   each of {num_workers} workers reads files of its own, then the next worker's, and so on, "
-            "which gives each example once an epoch if these hold equally many"
-        )
-    return (
-        f"shards:   none: each of {num_workers} workers goes through all elements and keeps its part of each step; "
-        "with files= it would read less"
-    )

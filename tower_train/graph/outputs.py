@@ -10,7 +10,7 @@ from tower_train.graph import class_weights, random_state
 from tower_train.graph.collectives import AllReduce
 from tower_train.graph.gradients import is_finite
 from tower_train.graph.loss_scale import LossScale
-from tower_train.graph.record import Compared, RandomNumbers, SavedVariables, StepReport
+from tower_train.graph.record import Compared, SavedVariables, StepReport
 from tower_train.graph.replica import BuiltTower, Mean, Replica, fingerprints
 from tower_train.graph.step_plan import StepPlan
 from tower_train.graph.stream import Stream
@@ -105,16 +105,17 @@ def saved_variables(plan: StepPlan, replicas: Sequence[Replica], all_reduce: All
     )
 
 
-def random_numbers(plan: StepPlan, stream: Stream, tower: BuiltTower) -> RandomNumbers:
-    """Names the random numbers in a tower; GraphError for those that make N towers differ from one."""
+def stateful(plan: StepPlan, stream: Stream, tower: BuiltTower) -> tuple[str, ...]:
+    """Names the operations of a tower with a random state, which make N towers differ from one; GraphError unless they
+    are allowed."""
     # an operation on which neither of these depends cannot make towers differ
     last = [tower.loss.op, *(statistic.value.op for statistic in tower.context.statistics)]
     if not stream.state:  # a data set in its own order may draw as it likes, as its iterator's state is saved
         last.append(stream.initializer)
-    stateful = list(random_state.find(last))
-    if stateful and not plan.config.allow_stateful_random:
-        random_state.refuse_stateful(plan.workload.name, stateful)
-    return RandomNumbers(tuple(tower.context.draws.names), tuple(map(str, stateful)))
+    found = list(random_state.find(last))
+    if found and not plan.config.allow_stateful_random:
+        random_state.refuse_stateful(plan.workload.name, found)
+    return tuple(map(str, found))
 
 
 def compared(mean: Mean, towers: Sequence[BuiltTower]) -> Compared:

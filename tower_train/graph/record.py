@@ -31,13 +31,6 @@ class StepReport(NamedTuple):
     summary: tf.Tensor | tuple[()] = ()  # serialized Summary, if it is due
 
 
-class RandomNumbers(NamedTuple):
-    """The names of random numbers in a tower."""
-
-    by_example: tuple[str, ...] = ()  # layers whose numbers are functions of the example's position
-    stateful: tuple[str, ...] = ()  # operations with a random state, whose numbers depend on towers and restarts
-
-
 @dataclasses.dataclass(frozen=True)
 class SavedVariables:
     """The contents of a checkpoint."""
@@ -81,7 +74,7 @@ class TrainingGraph:
     # serialized Summary, computed only in steps that fetch it; None without --summary_every_steps
     summary: tf.Tensor | None
     saved: SavedVariables
-    random_numbers: RandomNumbers  # for run.json: a resumed run must draw the same
+    stateful: tuple[str, ...]  # operations with a random state, whose numbers depend on towers and restarts
     compared: Compared
     choice: Choice | None  # of hard examples, to be made between two steps; None if all are trained on
     notes: tuple[str, ...]  # for the log

@@ -124,7 +124,7 @@ def training_stream(
         if examples.elements
         else None,
         renewal=renewal,
-        notes=tuple(filter(None, (transfer.note, elements.workers_line(examples, layout.num_workers)))),
+        notes=(transfer.note,) if transfer.note else (),
     )
 
 

@@ -82,7 +82,7 @@ def build_step(plan: StepPlan) -> TrainingGraph:
             if config.summary_every_steps
             else None,
             saved=outputs.saved_variables(plan, replicas, all_reduce),
-            random_numbers=outputs.random_numbers(plan, stream, towers[0]),
+            stateful=outputs.stateful(plan, stream, towers[0]),
             compared=outputs.compared(mean, towers),
             choice=stream.order.choice(counters.examples_seen.read_value()),
             ask_to_stop=mean.ask_to_stop,

@@ -48,7 +48,6 @@ class Variables:
         originals = self._originals or self
         self.trained_originals = v1.trainable_variables()  # tower 0's; the collection will hold copies
         with (
-            _explained(),
             collected.collections_of_tower(self.decays, originals.collections) as note,
             contextlib.ExitStack() as scopes,
         ):
@@ -173,24 +172,6 @@ _OF_KERAS = (
     "It is a Keras layer's or metric's. Make layers once, as a model for tower_train.keras_network, and name metrics "
     "in Workload(metrics=...)."
 )
-_EXPLAINED = {  # {start and end of a message of TensorFlow, around a variable's name: what to do}
-    ("Variable ", " already exists"): "exists already: a second layer would share its weights. Give each layer a "
-    "variable_scope or a name of its own; or say reuse=True there to share them.",
-    ("Unsuccessful at finding variable ", "."): "is a copy that tf.recompute_grad does not find. Recompute with "
-    "--variable_update=cpu.",
-}
-
-
-@contextlib.contextmanager
-def _explained() -> Iterator[None]:
-    """Raises GraphError in one line for some of TensorFlow's errors in this block."""
-    try:
-        yield
-    except ValueError as error:
-        for (start, end), text in _EXPLAINED.items():
-            if (message := str(error)).startswith(start) and end in message:
-                raise errors.GraphError(f"{message.removeprefix(start).partition(end)[0]} {text}") from None
-        raise
 
 
 def _initialized_on_host(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
         text = str(error) if isinstance(error, errors.GraphError) else console.one_line(str(error))
         console.notice(f"error: {text}")
         status = error.exit_status
-    except KeyboardInterrupt:  # before or after the steps, which have a handler of their own
+    except KeyboardInterrupt:
         console.notice("interrupted")
         status = 130
     try:

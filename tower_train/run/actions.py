@@ -147,7 +147,7 @@ class Log(Action):
         say(messages.step_line(step, loss, examples_per_sec, sec_per_batch, input_share if is_slow else None))
         if is_slow and self._input_secs > _MUCH_SECS and not self._has_advised:
             self._has_advised = True
-            say(messages.input_advice(input_share, self._training.plan.run_json))  # once, as it is long
+            say(messages.input_advice(input_share))  # once, as it is long
         self._bar.update(step, rates=f"loss {messages.as_loss(loss)}  {examples_per_sec:.0f} examples/sec")
         rates = {
             "learning_rate": float(report.learning_rate),

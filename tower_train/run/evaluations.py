@@ -28,7 +28,7 @@ class Evaluations:
         self.best = Best(plan.run_dir, plan.config, plan.examples.num_examples, plan.steps_done)
         self._evaluators: dict[str, Evaluator] = {}  # by split
         self._split = TEST  # on which checkpoints are chosen
-        self.pending: list[str] = []  # paths of checkpoints to evaluate before the first step
+        self.pending: str | None = None  # path of a checkpoint to evaluate before the first step
         self.last: dict[str, Evaluation] = {}  # by split
         self._writers: dict[str, logs.EventWriter] = {}
 
@@ -37,7 +37,7 @@ class Evaluations:
         return (self._config.eval_at_end and step == self._plan.last_step) or (every > 0 and step % every == 0)
 
     def begin(self, trained: Sequence[tf.Variable]) -> list[str]:
-        """Tries out the coming evaluations, and finds those that earlier starts left; returns lines about them.
+        """Tries out the coming evaluations, and finds one that the last start left; returns lines about them.
 
         Args:
           trained: the variables of the training.
@@ -52,23 +52,13 @@ class Evaluations:
         return lines
 
     def _find_pending(self, step: int) -> None:
-        """Finds the checkpoints to evaluate now: the first one in each interval without a recorded evaluation, and the
-        newest if it is due."""
-        # an evaluation may have failed, been interrupted, or its checkpoint could not be saved
-        every, paths = self._config.eval_every_steps, checkpoint.existing(self._run_dir.path)
-        was_every = self._plan.before.get("config", {}).get("eval_every_steps", 0)
-        if every and was_every:  # without evaluations in the last start, none is owed
-            recorded = [record["step"] for record in self._run_dir.records().values() if is_evaluation(record)]
-            intervals = {0, *(each // was_every for each in recorded)}  # 0: before the first one that was due
-            for path in paths:
-                if (interval := checkpoint.saved_step(path) // was_every) not in intervals:
-                    intervals.add(interval)
-                    self.pending.append(path)
-        result = self._run_dir.read(directory.RESULT)
+        """Finds the newest checkpoint if it is due and was not evaluated, or only until a failure or a signal."""
+        records, result = self._run_dir.records().values(), self._run_dir.read(directory.RESULT)
+        every, recorded = self._config.eval_every_steps, [each["step"] for each in records if is_evaluation(each)]
+        is_new = bool(every) and step % every == 0 and (step not in recorded or self.best.is_news)
         done = [result.get(RESULT_NAMES[split], {}).get("step") for split in (VALIDATION, TEST)]
-        is_news = self.best.is_news and step % every == 0
-        if is_news or (self._config.eval_at_end and step >= self._plan.last_step and step not in done):
-            self.pending += [path for path in paths[-1:] if path not in self.pending]
+        if is_new or (self._config.eval_at_end and step >= self._plan.last_step and step not in done):
+            self.pending = checkpoint.latest(self._run_dir.path)
 
     def _try_out(self, trained: Sequence[tf.Variable]) -> list[str]:
         self._open()

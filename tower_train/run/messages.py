@@ -1,7 +1,6 @@
 """Lines for people about a run: first lines, step lines, last lines with the next commands, and the progress bar."""
 
 import datetime
-import importlib.util
 import os
 import pathlib
 import shlex
@@ -78,12 +77,10 @@ def closing_lines(result: Result, last_step: int, path: str | None, evaluations:
     if result.checkpoint:
         lines.append(f"Evaluate: {_evaluate_command(result.train_dir, path, evaluations.best.is_kept)}")
     here, python = shlex.quote(result.train_dir), _python()
-    install = "" if importlib.util.find_spec("matplotlib") else f"{python} -m pip install matplotlib && "
-    board = "" if importlib.util.find_spec("tensorboard") else f"{python} -m pip install 'tensorboard>=2.21' && "
     return [
         *lines,
-        f"Curves:   {install}{python} -m tower_train.curves {here}",
-        f"     or:  {board}{python} -m tensorboard.main --logdir={here}",
+        f"Curves:   {python} -m tower_train.curves {here}",
+        f"     or:  {python} -m tensorboard.main --logdir={here}",
     ]
 
 
@@ -105,17 +102,11 @@ def slow_input(run_json: dict) -> float:
     return 0.05 if run_json["devices"][0].startswith("GPU") else 0.3
 
 
-def input_advice(input_share: float, run_json: dict) -> str:
+def input_advice(input_share: float) -> str:
     """Returns a line that tells what to do about slow input."""
-    config, shows = run_json["config"], ""
-    path = config["workload"]
-    if path and not run_json["workload_options"]:  # the benchmark takes none
-        options = [f"--{name}={config[name]}" for name in ("workload", "data_dir") if config[name]]
-        command = f"{_python_path(path)}{_python()} -m tower_train.benchmark --breakdown {shlex.join(options)}"
-        shows = f"`{command}` shows where a step's time goes; "
     return (
-        f"*** input {100 * input_share:.0f} %: steps spend this share of their time waiting for examples. {shows}"
-        f"docs/training.md#slow-input {'what helps' if shows else 'says what helps'}."
+        f"*** input {100 * input_share:.0f} %: steps spend this share of their time waiting for examples. "
+        "docs/training.md#slow-input says what helps."
     )
 
 
@@ -126,12 +117,12 @@ def as_loss(loss: float) -> str:
 
 
 def _evaluate_command(train_dir: str, path: str | None, best: bool) -> str:
-    """Returns the command that evaluates a run, which works in this shell as it is. best: the best weights."""
+    """Returns the command that evaluates a run. best: the best weights."""
     if not path:
         options = f"train_dir={train_dir!r}{', best=True' if best else ''}"
         return f"tower_train.evaluate_run(tower_train.EvaluateOptions({options}), workload), in Python"
     options = f"--train_dir={shlex.quote(train_dir)}{' --best' if best else ''}"
-    return f"{_python_path(path)}{_python()} -m tower_train.evaluate {options}"
+    return f"{_python()} -m tower_train.evaluate {options}"
 
 
 def _python() -> str:
@@ -140,16 +131,6 @@ def _python() -> str:
     if python and os.path.realpath(os.path.dirname(python)) == os.path.realpath(os.path.dirname(sys.executable)):
         return "python"
     return shlex.quote(sys.executable)
-
-
-def _python_path(path: str | None) -> str:
-    """Returns the assignment to PYTHONPATH with which a command here finds the running program, or nothing."""
-    main = sys.modules["__main__"]
-    if not path or path.partition(":")[0] != _main_name() or main.__spec__:
-        return ""
-    folder = os.path.relpath(os.path.dirname(os.path.abspath(main.__file__)))
-    folders = filter(None, [folder, os.environ.get("PYTHONPATH")])
-    return "" if folder == os.curdir else f"PYTHONPATH={shlex.quote(os.pathsep.join(folders))} "
 
 
 def import_path(workload: Workload) -> str | None:

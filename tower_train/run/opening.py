@@ -20,7 +20,7 @@ from tower_train.run.plan import Plan
 from tower_train.run.signals import Received
 from tower_train.run.training import Training
 from tower_train.run.watchdog import StepWatchdog
-from tower_train.run_dir import checkpoint, directory, logs, manifest
+from tower_train.run_dir import checkpoint, directory, logs
 
 v1 = tf.compat.v1
 _MOST_NAMES = 10  # of variables, in a line
@@ -64,10 +64,9 @@ def open_training(plan: Plan, membership: Membership, received: Received, user_h
 def _prepare(training: Training, stack: contextlib.ExitStack) -> None:
     """Compares the checkpoint with the graph, the towers with one tower; writes run.json and the first lines."""
     plan, graph = training.plan, training.graph
-    drawn = {name: list(each) for name, each in graph.random_numbers._asdict().items()}
-    plan.run_json.update(num_parameters=graph.saved.num_parameters, random_numbers=drawn)
+    plan.run_json["num_parameters"] = graph.saved.num_parameters
     notes = [*plan.notes, *graph.notes]
-    if stateful := graph.random_numbers.stateful:
+    if stateful := graph.stateful:
         notes.append(
             "*** --allow_stateful_random: several towers and resumed runs train otherwise than one, because of "
             f"{', '.join(stateful)}."
@@ -83,8 +82,8 @@ def _prepare(training: Training, stack: contextlib.ExitStack) -> None:
         plan.run_json[_COMPARED] = outcome._asdict()
     if plan.is_chief:
         checkpoint.remove_leftovers(plan.run_dir.path)  # only now, as a start that fails before changes nothing
-        again = set(map(checkpoint.saved_step, training.evaluations.pending))
-        plan.run_dir.cut_metrics(plan.steps_done, again)  # drops the records of what will be done again
+        # drops the records of what will be done again
+        plan.run_dir.cut_metrics(plan.steps_done, bool(training.evaluations.pending))
         plan.run_dir.write(directory.RUN, plan.run_json)
         lines = messages.opening_lines(plan)
     else:
@@ -95,7 +94,7 @@ def _prepare(training: Training, stack: contextlib.ExitStack) -> None:
 def _prepare_chief(training: Training, stack: contextlib.ExitStack) -> list[str]:
     """Makes what only the chief has, and plans what it restores; returns lines for the log."""
     plan, graph, config, newest = training.plan, training.graph, training.plan.config, training.plan.checkpoint
-    notes = manifest.check_random_numbers(plan.run_dir.path, plan.before, plan.run_json, config.override)
+    notes = []
     with graph.graph.as_default():
         training.checkpoints = checkpoint.Checkpoints(plan.run_dir.path, graph.saved.variables, config.keep_checkpoints)
         if newest:

@@ -76,11 +76,7 @@ def write(
     try:
         run_dir.check_held()
         before, changed = run_dir.read(directory.RESULT), {"started": started}
-        for split, evaluation in evaluations.items():
-            name = RESULT_NAMES[split]
-            # one that was made up for may be of an earlier step than that in the file
-            if not evaluation.step < before.get(name, {}).get("step", 0) <= result.step:
-                changed[name] = evaluation.as_dict()
+        changed |= {RESULT_NAMES[split]: evaluation.as_dict() for split, evaluation in evaluations.items()}
         # a start without steps keeps the earlier result, such as its rate
         if result.training_secs is not None or before.get("step") != result.step:
             changed |= result.as_dict()

@@ -36,9 +36,8 @@ class Saver(Action):
         self._evaluation_began = 0.0
 
     def begin(self):
-        for path in self._training.evaluations.pending:  # which earlier starts left
-            if not self._training.is_interrupted:
-                self._evaluate(path)
+        if path := self._training.evaluations.pending:  # which the last start left
+            self._evaluate(path)
 
     def is_due(self, step):
         return self._training.plan.config.is_saved(step) or self._training.evaluations.is_due(step)

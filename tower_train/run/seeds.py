@@ -1,13 +1,10 @@
 """--seeds: one training for each seed, one after the other, and the mean of their results."""
 
 import dataclasses
-import math
 import pathlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
-
-import numpy as np
 
 from tower_train import errors
 from tower_train.cluster.task import find_task
@@ -20,7 +17,7 @@ from tower_train.run_dir import json_files
 
 
 def train_each(seeds: Sequence[int], config: Config, name: str, train: Callable[[Config], Result]) -> int:
-    """Trains with each seed in train_dir/seed-SEED, or resumes the run there; prints mean, deviation and interval;
+    """Trains with each seed in train_dir/seed-SEED, or resumes the run there; prints mean and deviation;
     returns the exit status. ConfigError if a seed comes twice, there are several workers, or train_dir is a run."""
     folder = pathlib.Path(config.train_dir or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}")
     shown = f"--seeds={','.join(map(str, seeds))}"
@@ -42,8 +39,8 @@ def train_each(seeds: Sequence[int], config: Config, name: str, train: Callable[
 
 
 def lines(results: Sequence[dict]) -> list[str]:
-    """Returns lines about the last evaluations of runs with different seeds, from their result.json: the mean, the
-    standard deviation, and the 95 % interval of the mean by Student's t."""
+    """Returns lines about the last evaluations of runs with different seeds, from their result.json: the mean and the
+    standard deviation."""
     # the test examples if all runs have them, as validation examples may have chosen their checkpoints
     for name in (RESULT_NAMES[split] for split in (TEST, VALIDATION)):
         if all(name in result for result in results):
@@ -59,16 +56,4 @@ def _summary(values: Sequence[float | None]) -> str:
     shown = ", ".join("unknown" if value is None else f"{value:.4g}" for value in values)
     if len(known) < 2:
         return shown
-    mean, deviation = statistics.fmean(known), statistics.stdev(known)
-    half = student_t(len(known) - 1) * deviation / math.sqrt(len(known))
-    interval = f"95 % interval of the mean {mean - half:.4g} to {mean + half:.4g}"
-    return f"{mean:.4g} (deviation {deviation:.2g}, {interval}; of each {shown})"
-
-
-def student_t(freedom: int) -> float:
-    """Returns the 97.5 % quantile of Student's t (Student 1908, "The probable error of a mean")."""
-    # by the trapezoidal rule: SciPy is no requirement
-    angle = np.linspace(0, math.pi / 2, 1_000_001)  # t = sqrt(freedom) * tan(angle), whose density is a power of cos
-    density = np.cos(angle) ** (freedom - 1)
-    share = np.cumsum(density) - density / 2
-    return math.sqrt(freedom) * math.tan(np.interp(0.95 * share[-1], share, angle))
+    return f"{statistics.fmean(known):.4g} (deviation {statistics.stdev(known):.2g}; of each {shown})"

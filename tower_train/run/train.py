@@ -101,15 +101,15 @@ def start(
     Args:
       workload, config, workload_options: as for `train`.
       user_hooks: the user's functions.
-      leave_at_once: ends the process at a second SIGINT, and for a missing worker if its step cannot be ended; None:
-        the main thread gets an exception, once it is in Python.
+      leave_at_once: ends the process for a missing worker if its step cannot be ended; None: the main thread gets an
+        exception, once it is in Python.
     """
     path, workload, config, task = _resolved(workload, config, workload_options)
     run_dir = directory.RunDirectory(config.train_dir or f"runs/{workload.name}-{time.strftime('%Y%m%d-%H%M%S')}")
     run_dir.check_links()  # before anything takes time, and before anything is written
     devices.refuse_auto_jit()
     devices.choose_kernels(config.deterministic, config.tensor_float_32)
-    received, failure = signals.Received(leave_at_once), None  # a step's failure; the result tells what was saved
+    received, failure = signals.Received(), None  # a step's failure; the result tells what was saved
 
     def leave(error: errors.WorkerError) -> None:
         (leave_at_once or received.raise_in_main)(_for_this_worker(error, received))

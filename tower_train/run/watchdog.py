@@ -2,7 +2,6 @@
 
 import contextlib
 import faulthandler
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +17,7 @@ v1 = tf.compat.v1
 _LOOK_SECS = 1.0
 _ASK_SECS = 5  # for an answer from the session, which may be stuck itself
 _END_SECS = 10
+_STDERR = 2  # also if Python has another one, as in a notebook
 _STEP = "a step"
 
 
@@ -88,7 +88,8 @@ class StepWatchdog:
             what = self._obstacle() if doing == _STEP else doing
             if stalled_since is None:
                 stalled_since = since
-                say(f"*** Nothing has ended for {seconds:.0f} s: waiting for {what}.\n{_stacks()}")
+                say(f"*** Nothing has ended for {seconds:.0f} s: waiting for {what}.")
+                faulthandler.dump_traceback(_STDERR)
             if doing in (_STEP, failures.BETWEEN_STEPS):  # others wait for saves and evaluations anyway
                 self._note_stall(what, seconds - self._timeout)
 
@@ -104,12 +105,3 @@ class StepWatchdog:
         if INPUT in behind:
             return failures.FOR_INPUT
         return ", ".join(behind) or failures.FOR_AVERAGING
-
-
-def _stacks() -> str:
-    """Returns the stacks of all Python threads as text."""
-    with contextlib.suppress(OSError), tempfile.TemporaryFile() as file:
-        faulthandler.dump_traceback(file, all_threads=True)
-        file.seek(0)
-        return file.read().decode(errors="replace").rstrip()
-    return "(no file for the stacks of the threads)"

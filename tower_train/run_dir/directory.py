@@ -9,7 +9,7 @@ import os
 import pathlib
 import re
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 
 from tower_train import errors, files
 from tower_train.console import one_line, say
@@ -158,14 +158,14 @@ class RunDirectory:
             return {line: record for line in lines if (record := json_files.record(line))}
         return {}
 
-    def cut_metrics(self, last_step: int, evaluated_again: Container[int] = ()) -> None:
-        """Drops the metrics of steps after last_step, the evaluations of some, and an incomplete last line; RunError if
-        the file cannot be read or written."""
+    def cut_metrics(self, last_step: int, is_evaluated_again: bool = False) -> None:
+        """Drops the metrics of steps after last_step, its evaluation if that is done again, and an incomplete last line;
+        RunError if the file cannot be read or written."""
         lines = [
             line + b"\n"
             for line, record in self.records().items()
             if record["step"] <= last_step
-            and not (record["step"] in evaluated_again and json_files.is_evaluation(record))
+            and not (is_evaluated_again and record["step"] == last_step and json_files.is_evaluation(record))
         ]
         with self._errors_named(METRICS), contextlib.suppress(FileNotFoundError):
             if os.path.getsize(self.path / METRICS) != sum(map(len, lines)):

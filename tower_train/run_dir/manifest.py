@@ -7,7 +7,7 @@ import inspect
 import os
 import pathlib
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -110,22 +110,8 @@ def check_resume(
 ) -> list[str]:
     """Compares the run.json of the last start, which is empty if there was none, with this start's. Returns lines about
     differences that do not matter, or were overridden; RunError that lists the others."""
-    return _refuse_or_describe(path, before, now, override, _compared(before, now, workload_options) if before else ())
-
-
-def check_random_numbers(path: pathlib.Path, before: dict, now: dict, override: bool) -> list[str]:
-    """Compares the layers that draw by example, as `check_resume` does, once there is a graph."""
-    drawn = [start.get("random_numbers", {}).get("by_example") for start in (before, now)]
-    names = [", ".join(map(str, each or ["nothing"])) for each in drawn]
-    return _refuse_or_describe(
-        path, before, now, override, [("same", "what draws by example", *names)] if before else ()
-    )
-
-
-def _refuse_or_describe(path: pathlib.Path, before: dict, now: dict, override: bool, compared: Iterable) -> list[str]:
-    """Raises RunError for (rule, name, value before, value now) that differ and may not; returns lines about others."""
     refused, changed = [], []
-    for rule, name, old, new in compared:
+    for rule, name, old, new in _compared(before, now, workload_options) if before else ():
         if old != new:
             was, now_is = ("not given" if value is None else str(value)[:_MOST_LETTERS] for value in (old, new))
             (refused if rule == "same" else changed).append(f"{name} was {was}, now {now_is}")
