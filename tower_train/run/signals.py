@@ -22,8 +22,8 @@ class Received:
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
-        """Only notes these signals within this block, except a second SIGINT and those that are not Python's to handle: a
-        SIGHUP that nohup ignores, and handlers of a program in C that Python is part of."""
+        """Only notes these signals within this block, except a second SIGINT and those that are not Python's to handle:
+        a SIGHUP that nohup ignores, and handlers of a program in C that Python is part of."""
         if threading.current_thread() is not threading.main_thread():
             yield  # Python delivers signals to the main thread only
             return

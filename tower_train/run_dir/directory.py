@@ -159,8 +159,8 @@ class RunDirectory:
         return {}
 
     def cut_metrics(self, last_step: int, is_evaluated_again: bool = False) -> None:
-        """Drops the metrics of steps after last_step, its evaluation if that is done again, and an incomplete last line;
-        RunError if the file cannot be read or written."""
+        """Drops the metrics of steps after last_step, its evaluation if that is done again, and an incomplete last
+        line; RunError if the file cannot be read or written."""
         lines = [
             line + b"\n"
             for line, record in self.records().items()
