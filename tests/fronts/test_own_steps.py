@@ -88,16 +88,26 @@ class Guide(keras.Model):
         return {metric.name: metric.result() for metric in self.metrics}
 
 
-def test_the_step_of_keras_guide_trains_and_reports_what_keras_does(float64):
-    def build(kind):
-        inputs = keras.Input([4])
-        return kind(inputs, layers.Dense(1, kernel_regularizer="l2")(layers.Dense(5, "tanh")(inputs)))
+class OfKeras(keras.Model):
+    """Keras' own step, called by the model's: on the parts of a batch."""
 
-    kinds = iter([keras.Model, Guide])
+    def train_step(self, data):
+        logs = super().train_step(data)
+        return logs | {"twice": 2 * logs["loss"]}
+
+
+@pytest.mark.parametrize("kind", [Guide, OfKeras])
+def test_the_steps_of_keras_and_of_its_guide_are_those_of_one_device(float64, kind):
+    def build():
+        inputs = keras.Input([4])
+        hidden = layers.Dropout(0.3)(layers.Dense(5, "tanh", activity_regularizer="l2")(inputs))
+        return kind(inputs, layers.Dense(1, kernel_regularizer="l2")(hidden))
+
     x = np.random.default_rng(0).normal(size=[15, 4])
     settings = {"optimizer": "adam", "loss": "mse", "metrics": ["mae"]}
-    trained = fit_both(lambda: build(next(kinds)), 3, settings, x, x[:, :1], 5, validation_data=(x, x[:, :1]))
-    assert_same(trained, 1e-9)
+    for towers in (1, 3):
+        trained = fit_both(build, towers, settings, x, x[:, :1], 5, validation_data=(x, x[:, :1]))
+        assert_same(trained, 1e-9)
 
 
 class Penalised(keras.Sequential):
@@ -119,26 +129,6 @@ def test_penalties_of_weights_are_added_up_once_and_not_in_each_tower(float64):
     x, y = np.split(np.random.default_rng(0).normal(size=[8, 7]), [4], axis=1)
     build = lambda: Penalised([keras.Input([4]), layers.Dense(3, "tanh")])  # noqa: E731
     assert_same(fit_both(build, 2, {"optimizer": "sgd", "loss": "mse"}, x, y, batch_size=8, epochs=3), 1e-12)
-
-
-class OfKeras(keras.Model):
-    """Keras' own step, called by the model's: on the parts of a batch."""
-
-    def train_step(self, data):
-        logs = super().train_step(data)
-        return logs | {"twice": 2 * logs["loss"]}
-
-
-def test_a_step_unchanged_is_that_of_one_device(float64):
-    def build():
-        inputs = keras.Input([4])
-        hidden = layers.Dropout(0.3)(layers.Dense(5, "tanh", activity_regularizer="l2")(inputs))
-        return OfKeras(inputs, layers.Dense(1, kernel_regularizer="l2")(hidden))
-
-    x = np.random.default_rng(0).normal(size=[15, 4])
-    settings = {"optimizer": "adam", "loss": "mse", "metrics": ["mae"]}
-    for towers in (1, 3):
-        assert_same(fit_both(build, towers, settings, x, x[:, :1], 5), 1e-12)
 
 
 class Own(keras.Model):
