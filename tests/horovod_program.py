@@ -75,12 +75,9 @@ def main(folder):
             before = session.run(rows)
             session.run(sent)
             values = session.run(made | gradients) | {"before": before, "after": session.run(rows)}
-            np.savez(f"{folder}/{hvd.rank()}.npz", **{name: storable(value) for name, value in values.items()})
+            storable = {k: v.astype(np.float32) if v.dtype.name == "bfloat16" else v for k, v in values.items()}
+            np.savez(f"{folder}/{hvd.rank()}.npz", **storable)
             session.run(mean, {place: [1.0] * (hvd.rank() + 1)})
-
-
-def storable(value):
-    return value.astype(np.float32) if value.dtype.name == "bfloat16" else value
 
 
 if __name__ == "__main__":

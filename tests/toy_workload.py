@@ -59,11 +59,9 @@ def slowly(features, draws=None):
     return tf.ensure_shape(later, features.shape)
 
 
-def load_in_turn(request):
-    return dataclasses.replace(load(request), parallel_steps=1)
-
-
-SLOW = dataclasses.replace(WORKLOAD, examples=load_in_turn, augment=slowly)  # its input takes SLOW_SECS a step
+SLOW = dataclasses.replace(  # its input takes SLOW_SECS a step
+    WORKLOAD, examples=lambda request: dataclasses.replace(load(request), parallel_steps=1), augment=slowly
+)
 
 
 def load_sine(request):
@@ -71,14 +69,10 @@ def load_sine(request):
     return Examples.from_arrays(f"sine {request.split}", x, np.sin(x)[:, 0])
 
 
-def sine_network(x, training):
-    return layer("out", tf.nn.tanh(layer("hidden", x, 24)), 1)
-
-
 SINE = Workload(  # a regression: labels are numbers, and there are no classes
     "sine",
     load_sine,
-    sine_network,
+    lambda x, training: layer("out", tf.nn.tanh(layer("hidden", x, 24)), 1),
     loss=mean_squared_error,
     metrics=regression_metrics,
     recipe={"optimizer": "adam", "learning_rate": 0.01, "batch_size": 32, "ema": 0.9},

@@ -53,10 +53,6 @@ def scaled(loss, w, step):
     return optimizer.minimize(loss, step), loss
 
 
-def minimized(make):
-    return lambda loss, w, step: (make().minimize(loss, step), loss)
-
-
 def by_example(loss, w, step):
     """Minimizes the examples' losses, not reduced: TensorFlow adds their gradients up."""
     return Minimizes(0.01).minimize(loss.op.inputs[0], step), loss
@@ -119,7 +115,7 @@ def trained(cls, towers, folder, update, steps=6, trainings=1):
 UPDATES = {
     "minimizes by example": by_example,
     "scaled": scaled,
-    "around own": minimized(lambda: Around(Own())),
+    "around own": lambda loss, w, step: (Around(Own()).minimize(loss, step), loss),
     "unused": unused,
     "twice": twice,
     "in a scope": in_a_scope,

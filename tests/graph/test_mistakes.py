@@ -186,7 +186,6 @@ def with_labels(labels, **fields):
 
 
 IN_ORDER = tf_data.examples("mine", lambda: tf.data.Dataset.from_tensor_slices(2 * (np.zeros(9),)).repeat(), 9)
-WEIGHTED = Examples.from_arrays("few", np.ones([9, 4], np.float32), np.arange(9) % 3, "abc", np.ones(9))
 SIGNS = np.array([-1, 1] * 48)
 
 

@@ -84,15 +84,6 @@ class Codebook(layers.Layer):
 
 
 class Programs:
-    @program(examples=WORDS, clip_gradients=0.1)
-    def sparse_gradients_clipped(x, training):
-        return plain(tf.reduce_mean(words(x)[0], axis=1), training)
-
-    @program()
-    def counter_of_steps(x, training):
-        steps = state("steps", [], tf.int64).assign_add(1)
-        return plain(x * tf.minimum(tf.cast(steps, x.dtype) / 3, 1), training)
-
     @program("a counter of steps, not of examples")
     def counter_of_examples(x, training):
         seen = state("seen", [], tf.int64).assign_add(x.shape[0])  # here
@@ -114,11 +105,6 @@ class Programs:
             update = moving_averages.assign_moving_average(state(name, [8], x.dtype), value, 0.9, False)
             v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, update)
         return tf.nn.batch_normalization(hidden, mean, variance, None, None, 1e-3) @ weight("b", [8, 3], x.dtype)
-
-    @program()
-    def initializers_of_keras_and_tensorflow_2(x, training):
-        hidden = x @ weight("w", [4, 4], x.dtype, keras.initializers.HeNormal())
-        return plain(hidden @ weight("v", [4, 4], x.dtype, tf.random_normal_initializer()), training)
 
     @program()
     def fused_batch_normalisation_of_keras_2(x, training):
@@ -171,13 +157,6 @@ class Programs:
         after = tf.stop_gradient(tf.nn.l2_normalize(v @ weights))
         with tf.control_dependencies([u.assign(after)]):
             return plain(x @ (weights / (v @ weights @ tf.transpose(after))), training)
-
-    @program()
-    def teacher_by_moving_averages(x, training):
-        outputs, average = plain(x, training), tf.train.ExponentialMovingAverage(0.9, name="teacher")
-        v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, average.apply(v1.trainable_variables()))
-        a, b = map(average.average, v1.trainable_variables())
-        return outputs + 0.1 * tf.stop_gradient(tf.cast(tf.nn.relu(tf.cast(x, a.dtype) @ a) @ b, x.dtype))
 
     @program()
     def gradient_penalty(x, training):
