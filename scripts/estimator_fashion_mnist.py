@@ -15,9 +15,9 @@ parser.add_argument("--epochs", type=console.count, help="(5; without GPUs 1)")
 options = parser.parse_args()
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-import keras  # noqa: E402
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
+import tf_keras as keras  # noqa: E402 - Keras 2, whose models Estimators take
 
 from tower_train import estimator as tf_estimator  # noqa: E402
 from tower_train.data import idx  # noqa: E402
@@ -58,7 +58,7 @@ def main(_):
     x = layers.Conv2D(64, **conv)(pool(layers.Conv2D(64, **conv)(pool(layers.Conv2D(32, **conv)(inputs)))))
     x = layers.Dense(64, activation="relu")(layers.Flatten()(x))
     model = keras.Model(inputs, layers.Dense(10, activation="softmax")(x))
-    model.compile(loss="categorical_crossentropy", optimizer=keras.optimizers.Adam(0.001), metrics=["accuracy"])
+    model.compile(loss="categorical_crossentropy", optimizer=keras.optimizers.legacy.Adam(0.001), metrics=["accuracy"])
     estimator = tf_estimator.model_to_estimator(model, config=tf_estimator.RunConfig(num_gpus=NUM_GPUS))
     history = TimeHistory()
     estimator.train(lambda: input_fn(*load("train", 6000), EPOCHS, BATCH_SIZE), hooks=[history])

@@ -24,9 +24,9 @@ parser.add_argument("--epochs", type=console.count, default=1, help="(%(default)
 options = parser.parse_args()
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-import keras  # noqa: E402
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
+import tf_keras as keras  # noqa: E402 - Keras 2, whose models Estimators take
 
 from tower_train import errors  # noqa: E402
 from tower_train import estimator as tf_estimator  # noqa: E402
@@ -85,7 +85,7 @@ def main(_):
     for layer in base.layers[:-4]:
         layer.trainable = False
     model = keras.Model(base.input, keras.layers.Dense(4, activation="softmax")(keras.layers.Flatten()(base.output)))
-    model.compile(loss="categorical_crossentropy", optimizer=keras.optimizers.Adam(), metrics=["accuracy"])
+    model.compile(loss="categorical_crossentropy", optimizer=keras.optimizers.legacy.Adam(), metrics=["accuracy"])
     config = tf_estimator.RunConfig(num_gpus=NUM_GPUS, log_step_count_steps=1)
     estimator = tf_estimator.model_to_estimator(model, config=config)
     history = TimeHistory()

@@ -92,8 +92,7 @@ def sent(step, placed):
         for source in node.input:
             name, _, number = source.partition(":")
             begin, end = (each.device[-5:] for each in (nodes.get(name, node), node))
-            in_branch = "/cond/" in name  # taken for gradients that are not finite; only booleans leave it
-            if begin != end and not in_branch and (source, end) not in known:
+            if begin != end and (source, end) not in known:
                 known.add((source, end))
                 tensor = graph.get_operation_by_name(name).outputs[int(number or 0)]
                 found[f"{begin} {end}"] += tensor.shape.num_elements() * tensor.dtype.size

@@ -1,5 +1,6 @@
 """Training steps as graphs for GPUs: of each kind of network that comes with the trainer, and of both fronts."""
 
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -91,7 +92,8 @@ def trainer_step(network, **options):
 def keras_model(policy):
     layers = keras.layers
     keras.config.set_dtype_policy(policy)
-    with tf.device("/cpu:0"):  # nothing is computed on these GPUs
+    # Nothing is computed on these GPUs.
+    with tf.device("/cpu:0") if tf.executing_eagerly() else contextlib.nullcontext():
         return keras.Sequential(
             [
                 keras.Input([8, 8, 3]),
@@ -145,33 +147,26 @@ def keras_step(policy, gpus):
     return Step(graph, ends, feeds, config, parallel.towers, weights=weights, of_shapes=function.graph)
 
 
-class _Built(Exception):
-    """Ends Estimator.train before its first step."""
-
-
 def estimator_step(policy, gpus):
-    found = {}
+    def model_fn(features, labels, mode):
+        logits = keras_model(policy)(features, training=True)
+        loss = tf.compat.v1.losses.sparse_softmax_cross_entropy(labels, logits)
+        train_op = tf.compat.v1.train.AdamOptimizer().minimize(loss, tf.compat.v1.train.get_global_step())
+        return estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
-    class Look(tf.compat.v1.train.SessionRunHook):
-        def after_create_session(self, session, coord):
-            found.update(graph=session.graph, config=session._config)
-
-        def before_run(self, run_context):
-            found["train_op"] = run_context.original_args.fetches[0]
-            raise _Built
-
-    floatx = keras_model(policy).dtype_policy.variable_dtype
+    keras.config.set_dtype_policy(policy)
+    floatx = keras.config.dtype_policy().variable_dtype
 
     def input_fn():
         return tf.data.Dataset.from_tensors((tf.zeros([BATCH, 8, 8, 3], floatx), tf.zeros([BATCH], tf.int32))).repeat()
 
     with tempfile.TemporaryDirectory() as model_dir:
         config = estimator.RunConfig(gpus=gpus, check_towers="never")
-        made = estimator.model_to_estimator(compiled(keras_model(policy)), model_dir=model_dir, config=config)
-        try:
-            made.train(input_fn, [Look()], steps=1)
-        except _Built:
-            pass
-    graph = found["graph"]
+        made, specs = estimator.Estimator(model_fn, model_dir, config), []
+        with compat.replaced(made, "_train_with_estimator_spec", lambda spec, *_: specs.append(spec)):  # no session
+            made.train(input_fn, steps=1)
+    [spec] = specs
+    graph = spec.loss.graph
     weights = num_bytes(graph.get_collection("trainable_variables"))
-    return Step(graph, [found["train_op"].name], [], found["config"], [f"/gpu:{i}" for i in gpus], weights=weights)
+    towers = [f"/gpu:{i}" for i in gpus]
+    return Step(graph, [spec.train_op.name], [], made._session_config, towers, weights=weights)

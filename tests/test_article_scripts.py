@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import tower_train
 from tower_train import estimator
@@ -50,9 +51,9 @@ def test_what_cannot_be_trained_with_is_one_line(name, words, said):
     assert re.search(said, done.stderr.splitlines()[-1]), done.stderr
 
 
-def small_network(weights=None, input_shape=None, classes=None, include_top=True):
+def small_network(keras, weights=None, input_shape=None, classes=None, include_top=True):
     """In place of one of keras.applications, of which a tower takes seconds to build."""
-    features = inputs = keras.Input(input_shape)
+    features = inputs = keras.Input(shape=input_shape)
     for strides in (2, 1, 1, 1, 1):
         features = keras.layers.Conv2D(4, 3, strides)(features)
     if include_top:
@@ -67,8 +68,8 @@ def run_script(name, monkeypatch, *words):
     plain = functools.partial(tower_train.multi_gpu_model, check_towers="never")  # towers are compared in tests/fronts
     monkeypatch.setattr(tower_train, "multi_gpu_model", plain)
     monkeypatch.setattr(estimator.RunConfig, "check_towers", "never")
-    for network in ("VGG16", "VGG19"):
-        monkeypatch.setattr(keras.applications, network, small_network)
+    for module, network in ((keras, "VGG19"), (tf_keras, "VGG16")):
+        monkeypatch.setattr(module.applications, network, functools.partial(small_network, module))
     script = runpy.run_path(jobs.ROOT / "scripts" / f"{name}.py")
     assert script["main"]([]) == 0
     return script

@@ -8,9 +8,8 @@ import types
 from tower_train.fronts.tf_estimator import library  # isort: skip - makes it possible to import the library
 from tensorflow_estimator._api.v1.estimator import *  # noqa: F403
 
-from tower_train.fronts.tf_estimator.from_keras import model_to_estimator  # noqa: F401
 from tower_train.fronts.tf_estimator.proof import check  # noqa: F401
-from tower_train.fronts.tf_estimator.tower_estimator import Estimator, TPUEstimator, on_towers
+from tower_train.fronts.tf_estimator.tower_estimator import Estimator, TPUEstimator, model_to_estimator, on_towers  # noqa: F401
 from tower_train.fronts.tf_estimator.workers import RunConfig, TPURunConfig, train_and_evaluate  # noqa: F401
 
 globals().update(on_towers(library.api), Estimator=Estimator)

@@ -3,7 +3,6 @@
 import shutil
 
 import jobs
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -19,8 +18,6 @@ KIND = rng.integers(0, 3, COUNT)
 X = {"number": NUMBER, "kind": np.array(["p", "q", "r"])[KIND], "weight": rng.integers(1, 4, COUNT).astype(np.float32)}
 CLASS = (NUMBER + KIND > 1).astype(np.int64)
 CLASS3 = np.digitize(NUMBER, [-0.5, 0.5])
-TARGET = (2 * NUMBER - KIND + 0.1 * rng.normal(size=COUNT)).astype(np.float32)
-DENSE = np.c_[np.eye(3)[KIND], NUMBER]  # columns in the order of their names, as the models have them
 number = tf.feature_column.numeric_column("number")
 kind = tf.feature_column.categorical_column_with_vocabulary_list("kind", ["p", "q", "r"])
 TOWERS, STEPS, RATE = 3, 9, 2**-6
@@ -82,32 +79,3 @@ def test_all_variables_and_summaries_are_the_librarys(tmp_path, name, labels, ar
     assert shown.Tags()["histograms"] == expected.Tags()["histograms"]
     losses, expected = ([event.value for event in each.Scalars("loss")] for each in (shown, expected))
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
-
-
-def test_keras_optimizers(tmp_path, towers=2):
-    with_momentum = keras.optimizers.SGD(RATE, momentum=0.5)
-    estimator = tf_estimator.LinearRegressor([number, kind], tmp_path, optimizer=with_momentum, config=config(towers))
-    estimator.train(input_fn(TARGET), steps=2).train(input_fn(TARGET), steps=3)
-    inputs, weights, speed = np.c_[DENSE, np.ones(COUNT)], np.zeros([5, 1]), np.zeros([5, 1])
-    for step in (0, 1, 0, 1, 2):  # the second call goes on, with its input from the start
-        rows = np.arange(step * BATCH * towers, (step + 1) * BATCH * towers)
-        grad = 2 * (inputs[rows] @ weights - TARGET[rows, np.newaxis])
-        speed = 0.5 * speed - RATE * inputs[rows].T @ grad
-        weights = weights + speed
-    expected = {"kind/weights": weights[:3], "number/weights": weights[3:4], "bias_weights": weights[4]}
-    for name, value in expected.items():
-        found = estimator.get_variable_value(f"linear/linear_model/{name}")
-        np.testing.assert_allclose(found, value, rtol=2e-6, atol=1e-6, err_msg=name)
-    assert estimator.get_variable_value("global_step") == 5
-
-    both = tf_estimator.DNNLinearCombinedRegressor(
-        tmp_path / "both",
-        [kind],
-        with_momentum,
-        [number],
-        lambda: keras.optimizers.SGD(RATE),
-        [3],
-        config=config(towers),
-    )
-    both.train(input_fn(TARGET), steps=2)
-    assert sum("momentum" in name for name in both.get_variable_names()) == 2  # of the kinds' weights and the bias

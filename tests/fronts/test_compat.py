@@ -19,8 +19,7 @@ PRIVATE = re.compile(
 
 
 OF_LIBRARY = {"estimator.py"} | {
-    f"fronts/tf_estimator/{name}.py"
-    for name in ("from_keras", "inputs", "library", "proof", "tower_estimator", "workers")
+    f"fronts/tf_estimator/{name}.py" for name in ("inputs", "library", "proof", "tower_estimator", "workers")
 }
 OF_TF1 = {f"fronts/tf1/{name}.py" for name in ("keras_models", "names", "views")}  # old names today: tests/tf1
 BELOW = {  # modules under the package that touch a private name, and where that is tested

@@ -6,10 +6,7 @@ A batch is made of two halves that are the same, so that the sums over a half an
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from keras_twins import CROSS_ENTROPY, assert_same, data, fit_both, small_network
-
-from tower_train import estimator as tf_estimator
 
 layers, rng = keras.layers, np.random.default_rng(0)
 X, Y = (
@@ -84,24 +81,3 @@ def test_the_same_steps_are_skipped_to_the_bit_and_the_scale_is_saved(policy, tm
     template.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     assert scale_of(loaded.optimizer) == scale_of(one.optimizer)
-
-
-def test_an_estimator_skips_them_too_and_resumes(policy, tmp_path):
-    policy("mixed_float16")
-    model = dense()
-    model.compile(scaling(keras.optimizers.Adam(0.01)), "mse")
-    estimator = tf_estimator.model_to_estimator(model, model_dir=tmp_path, config=tf_estimator.RunConfig(num_gpus=2))
-
-    def batches(skipped=0):
-        return tf.data.Dataset.from_tensor_slices((X, Y)).repeat(2).batch(4).skip(skipped)
-
-    estimator.train(batches, steps=7)
-    estimator.train(lambda: batches(2 * 7))
-    model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
-    for variable in model.weights:
-        np.testing.assert_array_equal(estimator.get_variable_value(variable.path), variable.numpy())
-    names = ("loss_scale_optimizer/dynamic_scale", "loss_scale_optimizer/step_counter", "adam/iteration")
-    assert [estimator.get_variable_value(name) for name in names] == scale_of(model.optimizer)
-    assert estimator.get_variable_value("global_step") == STEPS > scale_of(model.optimizer)[2] + 3
-    found = estimator.evaluate(batches)
-    assert found["loss"] == pytest.approx(model.evaluate(X, Y, verbose=0), rel=1e-3)

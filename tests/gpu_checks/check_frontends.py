@@ -46,9 +46,16 @@ def fit(towers, jit_compile) -> dict:
 
 def train_estimator(folder, towers) -> dict:
     """Returns {variable: value} after as many steps; a tower's batch is its share of the global one."""
-    model = make()
-    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mean_squared_error")
+
+    def model_fn(features, labels, mode):
+        outputs = tf.keras.layers.Dense(1, name="b")(tf.keras.layers.Dense(8, "tanh", name="a")(features))
+        loss = tf.reduce_mean(tf.square(outputs - labels))
+        optimizer = tf.compat.v1.train.MomentumOptimizer(0.05, 0.9)
+        train_op = optimizer.minimize(loss, tf.compat.v1.train.get_global_step())
+        return estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    keras.config.set_floatx("float64")
     config = estimator.RunConfig(num_gpus=towers, tf_random_seed=1, check_towers="never")
-    made = estimator.model_to_estimator(model, model_dir=folder, config=config)
+    made = estimator.Estimator(model_fn, folder, config)
     made.train(lambda: tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH // towers), max_steps=STEPS)
     return {name: made.get_variable_value(name) for name in made.get_variable_names() if "step" not in name}

@@ -35,7 +35,7 @@ from keras.src.utils import python_utils
 from tensorflow.core.framework.device_attributes_pb2 import DeviceAttributes
 from tensorflow.python.client import device_lib, session
 from tensorflow.python.eager import context, record
-from tensorflow.python.framework import auto_control_deps, ops
+from tensorflow.python.framework import ops
 from tensorflow.python.framework import random_seed as seeds_of_ops
 from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.ops import (
@@ -326,14 +326,6 @@ def functions_run_by(change: Callable[[tf.compat.v1.ConfigProto], None]) -> Iter
         process.function_call_options = before
 
 
-@contextlib.contextmanager
-def in_program_order() -> Iterator[Callable[[tf.Tensor], tf.Tensor]]:
-    """Runs reads and assignments of this block in their order, as within a tf.function. Yields a function of a tensor:
-    the same, once all of them are done."""
-    with auto_control_deps.AutomaticControlDependencies() as order:
-        yield order.mark_as_return
-
-
 def without_all_reduce():
     """Lets Keras' optimizers take gradients as they are within this block, of one replica of tf.distribute: its sum
     passes all through one operation, so on one device; a context manager."""
@@ -461,12 +453,6 @@ def train_on(model: keras.Model, batch, spec) -> None:
     """Does a step of `fit` on a batch of a data set of this element_spec; train_on_batch would make a triple of it."""
     model.make_train_function()
     model.train_function(iter(as_dataset([batch], spec)))
-
-
-def build_losses_and_metrics(model: keras.Model, x, y) -> None:
-    """Makes the variables of a compiled model's losses and metrics, outside of the default graph."""
-    with eager_mode():
-        model._symbolic_build(data_batch=(x, y, None))
 
 
 def skip_draws(count: int) -> None:

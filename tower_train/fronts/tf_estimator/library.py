@@ -99,7 +99,6 @@ with compat.replaced(deprecation, "deprecated", lambda *_, **__: lambda function
     from tensorflow_estimator.python.estimator import (
         estimator,
         keras_lib,
-        model_fn,
         run_config,
         training,
         util,

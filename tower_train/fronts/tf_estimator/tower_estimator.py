@@ -4,6 +4,7 @@ import contextlib
 import functools
 import types
 
+import keras
 import tensorflow as tf
 from tensorflow.python.training import training as training_module
 
@@ -159,6 +160,21 @@ class TPUEstimator(Estimator):
     def _batch_size_in_params(self, mode) -> contextlib.AbstractContextManager:
         size = self._batch_sizes[mode]
         return compat.replaced(self, "_params", self._params | ({"batch_size": size} if size else {}))
+
+
+def model_to_estimator(keras_model=None, *args, checkpoint_format: str = "saver", **kwargs) -> Estimator:
+    """Makes an Estimator that trains a compiled model of Keras 2 (tf_keras): the library's function, with its arguments
+    and errors. The model's optimizer is one of tf_keras.optimizers.legacy or tf.compat.v1.train.
+
+    Raises ConfigError for a model of Keras 3.
+    """
+    if isinstance(keras_model, keras.Model):
+        raise errors.ConfigError(
+            "model_to_estimator: the model is one of Keras 3, and Estimators take those of Keras 2. Make it by "
+            "tf.keras, with TF_USE_LEGACY_KERAS=1 in the environment before tensorflow is imported, or train it by "
+            "tower_train.multi_gpu_model."
+        )
+    return library.keras_lib.model_to_estimator(keras_model, *args, checkpoint_format=checkpoint_format, **kwargs)
 
 
 def on_towers(module: types.ModuleType) -> dict[str, type]:

@@ -21,17 +21,6 @@ v1 = tf.compat.v1
 _OF_ONE_TOWER = (v1.GraphKeys.LOSSES, v1.GraphKeys.UPDATE_OPS, v1.GraphKeys.SUMMARIES)
 
 
-def assign(pairs) -> tf.Operation:
-    """Returns the op that assigns values to variables; none if there is no input for one of the values.
-
-    Args:
-      pairs: (variable of the graph, new value).
-    """
-    pairs = list(pairs)
-    with tf.control_dependencies([value for _, value in pairs]):
-        return tf.group([variable.assign(value, read_value=False) for variable, value in pairs])
-
-
 class ModelTowers(meeting.Towers):
     """The towers of one call of an Estimator's model_fn. The first one creates the variables, on the host or spread
     over the towers' GPUs, unless the program says where; later ones get the same. It has no name scope, so that hooks
@@ -220,5 +209,7 @@ class ModelTowers(meeting.Towers):
         pairs = [(v, mean) for (v, _), mean in zip(floating[0], means, strict=True)]
         pairs += [(v, value) for v, value in noted[0] if not v.dtype.is_floating]
         if pairs:
-            self._assignments.append(assign(pairs))
+            with tf.control_dependencies([value for _, value in pairs]):  # nothing is assigned without an input
+                assigned = [variable.assign(value, read_value=False) for variable, value in pairs]
+            self._assignments.append(tf.group(assigned))
         return self._assignments
