@@ -96,16 +96,10 @@ begin = tf.constant_initializer(hvd.rank())
 layer = tf.keras.layers.Dense(1, use_bias=False, input_shape=(3,), kernel_initializer=begin)
 model = tf.keras.Sequential([layer])
 model.compile(hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1 * hvd.size(), momentum=0.9)), "mse")
-callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback(),
-             hvd.callbacks.LearningRateWarmupCallback(warmup_epochs=2, verbose=1),
-             hvd.callbacks.LearningRateScheduleCallback(start_epoch=2, multiplier=0.1)]
+callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
 history = model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=callbacks).history
-model.save(f"model{hvd.rank()}.h5")
-model = hvd.load_model(f"model{hvd.rank()}.h5")
-history["loss"] += model.fit(x, y, batch_size=8, verbose=0, callbacks=callbacks[1:2]).history["loss"]
 means = [float(hvd.allreduce(4.0 * hvd.rank())), int(hvd.broadcast(hvd.rank() + 5, 1))]
-losses = [[float(loss) for loss in history["loss"]]]
-print([model.get_weights()[0].ravel().tolist(), *losses, means], flush=True)
+print([model.get_weights()[0].ravel().tolist(), [float(loss) for loss in history["loss"]], means], flush=True)
 if hvd.rank():
     os.kill(os.getpid(), signal.SIGINT)  # Ctrl-C
 hvd.allreduce(1.0)
@@ -120,8 +114,7 @@ except ImportError:
     pass
 sums = tf.contrib.nccl.all_sum([tf.constant(1.0), tf.constant(2.0)])
 from tensorflow.python.client import device_lib
-from tensorflow.contrib.opt import AdamWOptimizer
-assert tf.mul is tf.multiply and tf.contrib.data.batch_and_drop_remainder(2) and tf.contrib.estimator.add_metrics
+assert tf.contrib.data.batch_and_drop_remainder(2) and tf.contrib.estimator.add_metrics
 from tensorflow.examples.tutorials.mnist.input_data import DataSet
 digits = DataSet(np.zeros([5, 1]), np.arange(5))
 assert [digits.next_batch(3, False)[1].size, digits.epochs_completed] == [3, 0]
@@ -133,30 +126,19 @@ logits, targets = np.ones([2, 3, 4], np.float32) * np.arange(4, dtype=np.float32
 weights = np.float32([[1, 1, 0]] * 2)
 by_example = tf.contrib.seq2seq.sequence_loss(logits, targets, weights, average_across_batch=False)
 flipped = tf.contrib.nn.deprecated_flipped_softmax_cross_entropy_with_logits([[0.0, 1.0]], [[1.0, 0.0]])
-variable = tf.get_variable("v", initializer=[2.0, -4.0])
-step = AdamWOptimizer(0.01, learning_rate=hparams.rate).minimize(tf.reduce_sum(variable))
 balance = tf.contrib.training.GreedyLoadBalancingStrategy(2, tf.contrib.training.byte_size_load_fn)
 assert [balance(tf.get_variable(name, [size]).op) for name, size in (("b", 3), ("c", 1), ("d", 1))] == [0, 1, 1]
 drop = tf.layers.batch_normalization(tf.ones([2, 3]), training=True)
 from tensorflow.contrib.rnn.python.ops import core_rnn_cell
-joined = [tf.ones([1, 1]), 2 * tf.ones([1, 2])]
-product = core_rnn_cell._Linear(joined, 2, True, kernel_initializer=tf.ones_initializer())(joined)
+assert core_rnn_cell.BasicLSTMCell is tf.nn.rnn_cell.BasicLSTMCell
 table = tf.contrib.lookup.index_table_from_tensor(mapping=["a", "b"], default_value=-1)
 positions = table.lookup(tf.constant(["b", "c"]))
-from tensorflow.core.protobuf import rewriter_config_pb2
-from tensorflow.python.grappler import tf_optimizer
-options = rewriter_config_pb2.RewriterConfig(optimizers=["constfold"], min_graph_nodes=-1)
-with tf.Graph().as_default():
-    tf.add_to_collection("train_op", tf.identity(tf.constant(1.0) + tf.constant(2.0), name="sum"))
-    assert [node.op for node in tf_optimizer.OptimizeGraph(options, tf.train.export_meta_graph()).node] == ["Const"]
 with tf.Session() as session:
     session.run(tf.tables_initializer())
     assert session.run(positions).tolist() == [1, -1] and abs(session.run(flipped)[0] - np.log(1 + np.e)) < 1e-6
-    session.run(tf.global_variables_initializer())
-    session.run(step)
     assert session.run(sums) == [3, 3]
-    print([hparams.values(), session.run(by_example).tolist(), session.run(variable).tolist(),
-           [each.device_type for each in device_lib.list_local_devices()], session.run(product).tolist()])
+    print([hparams.values(), session.run(by_example).tolist(),
+           [each.device_type for each in device_lib.list_local_devices()]])
 """
 
 
@@ -216,18 +198,17 @@ def test_horovods_keras_trains_in_two_workers_what_numpy_trains_until_one_is_int
     lines = re.findall(r"^(\[worker .\]) (\[\[.*)", done.stdout, re.MULTILINE)
     shown = {name: ast.literal_eval(values) for name, values in lines}
     data = [(rng.rand(8, 3), rng.rand(8, 1)) for rng in map(np.random.RandomState, range(2))]
-    weights, velocity, losses, rates = np.zeros([3, 1]), 0.0, [], [0.2, 0.15, 0.2, 0.02, 0.02]
-    for before, rate in zip(rates, rates[1:], strict=False):
+    weights, velocity, losses = np.zeros([3, 1]), 0.0, []
+    for _ in range(3):
         errors = [x @ weights - y for x, y in data]
         losses.append(np.mean(np.square(errors)))
         gradient = np.mean([2 / 8 * x.T @ error for (x, _), error in zip(data, errors, strict=True)], 0)
-        velocity = 0.9 * rate / before * velocity - rate * gradient
+        velocity = 0.9 * velocity - 0.2 * gradient
         weights = weights + velocity
     for name in ("[worker 0]", "[worker 1]"):
         np.testing.assert_allclose(shown[name][0], weights.ravel(), rtol=1e-5)
         np.testing.assert_allclose(shown[name][1], losses, rtol=1e-5)
         assert shown[name][2] == [2.0, 6]
-    assert "Epoch 2: finished gradual learning rate warmup to 0.2." in done.stdout
 
 
 def test_an_estimator_draws_and_normalizes_as_one_device_where_shapes_are_those_of_tensorflow_1(tmp_path):
@@ -236,10 +217,8 @@ def test_an_estimator_draws_and_normalizes_as_one_device_where_shapes_are_those_
 
 def test_parts_of_contrib(tmp_path):
     (line,) = run(CONTRIB, "--num_gpus=2", cwd=tmp_path)
-    hparams, losses, variable, kinds, product = ast.literal_eval(line)
+    hparams, losses, kinds = ast.literal_eval(line)
     assert hparams == {"rate": 0.5, "sizes": [2, 3], "name": "b", "fast": True}
     cross_entropy = np.log(np.exp(np.arange(4)).sum()) - 1
     np.testing.assert_allclose(losses, [cross_entropy * 2 / 2] * 2, rtol=1e-5)
-    # Decoupled: v * (1 - 0.01), then Adam's first step, of the learning rate's size.
-    np.testing.assert_allclose(variable, np.multiply([2, -4], 0.99) - 0.5, rtol=1e-5)
-    assert kinds == ["CPU", "GPU", "GPU"] and product == [[5.0, 5.0]]
+    assert kinds == ["CPU", "GPU", "GPU"]

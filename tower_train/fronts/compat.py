@@ -37,7 +37,6 @@ from tensorflow.python.client import device_lib, session
 from tensorflow.python.eager import context, record
 from tensorflow.python.framework import ops
 from tensorflow.python.framework import random_seed as seeds_of_ops
-from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.ops import (
     array_ops,
     control_flow_ops,
@@ -766,7 +765,6 @@ def show_gpus(count: int) -> None:
     device_lib.list_local_devices = list_local_devices
 
 
-optimize_graph = tf_optimizer.OptimizeGraph  # (ConfigProto, MetaGraphDef): Grappler's GraphDef
 index_table_from_tensor = lookup_ops.index_table_from_tensor  # the table {text: its position in a tensor of texts}
 
 

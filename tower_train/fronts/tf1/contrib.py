@@ -86,12 +86,6 @@ def sequence_loss(logits, targets, weights, average_across_timesteps=True, avera
     return tf.reduce_sum(losses, axes) / (tf.reduce_sum(weights, axes) + 1e-12) if axes else losses
 
 
-def OptimizeGraph(config, metagraph):  # noqa: N802
-    """Grappler's, which took only a RewriterConfig."""
-    config.meta_optimizer_iterations = config.ONE  # a second pass over its own result fails
-    return compat.optimize_graph(v1.ConfigProto(graph_options=v1.GraphOptions(rewrite_options=config)), metagraph)
-
-
 def _flipped(function):
     return lambda logits, labels, **kwargs: function(labels=labels, logits=logits, **kwargs)
 
@@ -100,13 +94,6 @@ def _flipped(function):
 deprecated_flipped_sigmoid_cross_entropy_with_logits = _flipped(v1.nn.sigmoid_cross_entropy_with_logits)
 deprecated_flipped_softmax_cross_entropy_with_logits = _flipped(v1.nn.softmax_cross_entropy_with_logits)
 deprecated_flipped_sparse_softmax_cross_entropy_with_logits = _flipped(v1.nn.sparse_softmax_cross_entropy_with_logits)
-
-
-def _Linear(args, output_size, build_bias, bias_initializer=None, kernel_initializer=None):  # noqa: N802
-    """tf.contrib.rnn's: multiplies the joined arguments by a kernel."""
-    begin, scope = bias_initializer or v1.zeros_initializer(), v1.get_variable_scope()
-    dense = v1.layers.Dense(output_size, None, build_bias, kernel_initializer, begin, _scope=scope)
-    return lambda args: dense(tf.concat(tf.nest.flatten(args), 1))
 
 
 class HParams(types.SimpleNamespace):
@@ -142,20 +129,6 @@ def run(experiment_fn, output_dir=None, schedule="train_and_evaluate", run_confi
     if schedule not in (None, "train_and_evaluate", "continuous_train_and_eval"):
         raise errors.ConfigError(f"learn_runner.run(schedule={schedule!r}): it is train_and_evaluate here.")
     return (experiment_fn(run_config, hparams) if run_config else experiment_fn(output_dir))()
-
-
-class AdamWOptimizer(v1.train.AdamOptimizer):
-    """tf.contrib.opt's: multiplies variables by 1 - weight_decay before each update."""
-
-    def __init__(self, weight_decay, *args, **kwargs):
-        self._weight_decay = weight_decay
-        super().__init__(*args, **kwargs)
-
-    def apply_gradients(self, grads_and_vars, *args, **kwargs):
-        pairs = list(grads_and_vars)
-        decays = [v1.assign_sub(each, self._weight_decay * each) for grad, each in pairs if grad is not None]
-        with tf.control_dependencies(decays):
-            return super().apply_gradients(pairs, *args, **kwargs)
 
 
 class DataSet:

@@ -25,7 +25,6 @@ tensorflow.layers                                use: TF_USE_LEGACY_KERAS=1 in t
 tensorflow.python.data.experimental.ops.threadpool
 tensorflow.python.distribute.all_reduce
 tensorflow.python.framework.device.DeviceSpec    V1:DeviceSpec
-tensorflow.python.grappler.tf_optimizer.OptimizeGraph  OURS:OptimizeGraph
 tensorflow.python.pywrap_tensorflow              tensorflow.python.pywrap_tensorflow V1:train
 tensorflow.python.ops.nccl_ops                   OURS
 tensorflow.python.ops.rnn_cell                   V1:nn.rnn_cell
@@ -54,11 +53,10 @@ tensorflow.contrib.metrics                       tf_slim.metrics V1:metrics
 tensorflow.contrib.metrics.set_ops               tensorflow.python.ops.sets
 tensorflow.contrib.nccl                          OURS
 tensorflow.contrib.nn                            OURS V1:nn
-tensorflow.contrib.opt                           OURS
-tensorflow.contrib.opt.LazyAdamOptimizer         use: tf.train.AdamOptimizer, whose moments decay in all rows
+tensorflow.contrib.opt                           use: the optimizers of tf.train, or of Keras
 tensorflow.contrib.quantize                      use: the package tensorflow-model-optimization
 tensorflow.contrib.rnn.LSTMBlockCell             V1:nn.rnn_cell.BasicLSTMCell
-tensorflow.contrib.rnn                           OURS V1:nn.rnn_cell V1:nn
+tensorflow.contrib.rnn                           V1:nn.rnn_cell V1:nn
 tensorflow.contrib.seq2seq                       OURS
 tensorflow.contrib.slim                          tf_slim
 tensorflow.contrib.slim.nets                     tf_slim.nets
@@ -84,6 +82,9 @@ horovod.keras                                    HOROVOD
 horovod.keras.allreduce                          HOROVOD:allreduce_at_once
 horovod.keras.broadcast                          HOROVOD:broadcast_at_once
 horovod.keras.callbacks                          HOROVOD
+horovod.keras.callbacks.LearningRateScheduleCallback  use: keras.callbacks.LearningRateScheduler
+horovod.keras.callbacks.LearningRateWarmupCallback  use: keras.callbacks.LearningRateScheduler, with hvd.size()
+horovod.keras.load_model                         use: load_model of Keras, then compile with hvd.DistributedOptimizer
 horovod.torch                                    use: torch.nn.parallel.DistributedDataParallel
 """
 _OF_KERAS_3 = """
@@ -96,32 +97,14 @@ keras.backend.set_value                          keras:Variable.assign
 keras.engine                                     keras keras.layers
 keras.utils.multi_gpu_model                      tower_train.fronts.multi_gpu_model:multi_gpu_model
 """
-_BEFORE_1 = {  # {a name before TensorFlow 1.0: its name since then}
-    "mul": "multiply",
-    "sub": "subtract",
-    "neg": "negative",
-    "pack": "stack",
-    "unpack": "unstack",
-    "scalar_summary": "summary.scalar",
-    "histogram_summary": "summary.histogram",
-    "image_summary": "summary.image",
-    "merge_summary": "summary.merge",
-    "merge_all_summaries": "summary.merge_all",
-    "train.SummaryWriter": "summary.FileWriter",
-}
-
 # Names that NumPy has dropped, and what they stood for.
 OF_NUMPY = {each.__name__: each for each in (int, float, complex, object, str)} | {
-    "alltrue": np.all,
     "asscalar": np.ndarray.item,
     "cast": {kind: functools.partial(np.asarray, dtype=kind) for kind in np.sctypeDict.values()},
-    "cumproduct": np.cumprod,
     "float_": np.float64,
     "Inf": np.inf,
-    "infty": np.inf,
     "NaN": np.nan,
     "product": np.prod,
-    "sometrue": np.any,
     "string_": np.bytes_,
     "unicode_": np.str_,
 }
@@ -154,7 +137,6 @@ _ONE_NAME = [  # (a regular expression of the beginning of a name, the name unde
 def table(uses_keras_3: bool) -> dict[str, str]:
     """Returns {name: its row}. uses_keras_3: for a program of Keras without sessions, which keeps today's Keras."""
     text = _TABLE + _OF_KERAS_3 * uses_keras_3
-    text += "".join(f"tensorflow.{old} V1:{new}\n" for old, new in _BEFORE_1.items())
     for short, module in _SHORT.items():
         text = re.sub(rf"\b{short}\b", module, text)
     return {name: value.strip() for name, _, value in (row.partition(" ") for row in text.strip().splitlines())}
