@@ -1,7 +1,6 @@
 """The decision who is missing, from the workers' statuses alone."""
 
 import dataclasses
-import json
 
 import pytest
 import tensorflow as tf
@@ -209,17 +208,11 @@ def test_a_status_is_read_as_it_was_written():
         1, state=WorkerState.READY, facts={"--seed": 5}, steps=(3, 9), members=("x",), stopped_by="last step"
     )
     assert WorkerStatus.from_json(written.to_json()) == written
-    later = json.loads(written.to_json()) | {"of_a_later_version": 1}
-    assert WorkerStatus.from_json(json.dumps(later)) == written
-    wrong = [json.dumps(later | {name: {}}) for name in ("start_id", "state", "members", "heartbeat", "is_final")]
-    for text in ("{}", "", "[]", "5", "null", "{", '"x"', "[" * 5000, b"\xff", *wrong):
+    for text in ("{}", "", "[]", "5", "null", "{", '"x"', "[" * 5000, b"\xff"):
         assert WorkerStatus.from_json(text) is None
 
 
 MEAN, INPUT, IDLE, TOWERS = failures.FOR_AVERAGING, failures.FOR_INPUT, failures.FOR_PROGRAM, "tower_0, tower_1"
-
-
-CUT_OFF = (MEAN, TIMEOUT_SECS + 1, "worker 2 is not reached")
 
 
 @pytest.mark.parametrize(
@@ -229,12 +222,6 @@ CUT_OFF = (MEAN, TIMEOUT_SECS + 1, "worker 2 is not reached")
         (0, (MEAN, MEAN, INPUT), "worker 2 (c:3) waits for the input: the examples of"),
         (0, (MEAN, MEAN, ("tower_1", TIMEOUT_SECS - 1)), None),
         (0, (MEAN, MEAN, MEAN), "worker 0 (the chief, a:1) waits for the averaging between dev"),
-        (
-            0,
-            (TOWERS, CUT_OFF, MEAN),
-            "worker 1 (b:2) waits for the averaging between devices, the update of the variables, "
-            "or a session hook (worker 2 is not reached).",
-        ),
         (0, (MEAN, MEAN, ("", 0)), None),  # the third one saves or evaluates
         (0, (TOWERS, TOWERS, INPUT), "worker 2 (c:3) waits for the input"),  # towers that normalise wait for its towers
         (1, (MEAN,), None),
@@ -249,8 +236,8 @@ def test_a_worker_that_lives_and_takes_no_part_in_a_step_is_named_after_the_time
     """Of workers, of which those that are not the chief see the chief, and wait for the averaging themselves."""
     watch, rows = Watch(index), []
     for what in [*obstacles, MEAN] if index else obstacles:
-        what, secs, *unreached = (what, TIMEOUT_SECS + 1) if isinstance(what, str) else what
-        rows.append(dict(stalled=what, stalled_secs=secs, unreached="".join(unreached)))
+        what, secs = (what, TIMEOUT_SECS + 1) if isinstance(what, str) else what
+        rows.append(dict(stalled=what, stalled_secs=secs))
     mine = dataclasses.replace(watch.own(WorkerState.TRAINING), **rows[index])
     watch.detector.note([status(worker, **row) for worker, row in enumerate(rows[: len(obstacles)])], mine)
     failure = watch.detector.find(mine)

@@ -264,5 +264,4 @@ def test_a_connection_that_is_lost_without_a_missing_worker_is_a_reason_to_start
     with pytest.raises((errors.WorkerError, RuntimeError)) as raised, member.failures_named():
         raise error
     assert f"connection to another worker was lost at step 0 ({expected}" in str(raised.value) or raised.value is error
-    assert f"; worker 1 ({hosts[1]}) is not reached: Connection refused" in str(raised.value) or raised.value is error
     assert (expected is None) == (raised.value is error) and time.monotonic() - began < 300

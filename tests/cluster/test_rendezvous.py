@@ -104,7 +104,3 @@ def test_what_is_remembered_is_read_as_it_was_written(monkeypatch):
     assert Memory.from_environment() == Memory()
     monkeypatch.setenv(name, value)
     assert Memory.from_environment() == written
-    for wrong in ("x", "[]", "null", "[" * 9999, '{"group": 5}', '{"idle_starts": "x"}', '{"lost": null}'):
-        monkeypatch.setenv(name, wrong)
-        with pytest.raises(errors.ConfigError, match="TOWER_TRAIN_ELASTIC=.* Unset it"):
-            Memory.from_environment()

@@ -69,16 +69,3 @@ def test_a_row_of_a_dead_process_is_free_once_a_new_chief_empties_it(target):
     jobs.wait_for(lambda: chief.exchange(WorkerStatus("chief"))[1].start_id == beat.status.start_id)
     beat.end()
     assert not beat.is_displaced
-
-
-def test_of_two_starts_that_take_one_row_at_the_same_time_one_goes(target):
-    exchange(target, 0).clear()
-    beats = [Heartbeat(Task(HOSTS, 1), Policy(60.0, 60.0), target, print) for _ in range(2)]
-    for each in beats:
-        each.has_row = True  # as if both had seen it free
-        each.start()
-    first, last = sorted(beats, key=lambda each: each.status.start_id)
-    jobs.wait_for(lambda: first.is_displaced)
-    for each in beats:
-        each.end()
-    assert not last.is_displaced

@@ -140,12 +140,10 @@ class FailureDetector:
             return None  # nobody waits for them
         by_themselves = {i: each for i, each in late.items() if each.stalled != FOR_AVERAGING}
         without_input = {i: each for i, each in by_themselves.items() if each.stalled == FOR_INPUT}
-        cut_off = {i: each for i, each in late.items() if each.unreached}
-        stuck = cut_off or without_input or by_themselves or (late if len(late) == len(rows) else {})
+        stuck = without_input or by_themselves or (late if len(late) == len(rows) else {})
         if not stuck:
             return None
-        for_what = {i: f"{each.stalled}{each.unreached and f' ({each.unreached})'}" for i, each in stuck.items()}
-        who = "; ".join(f"{self._task.name(i)} waits for {what}" for i, what in for_what.items())
+        who = "; ".join(f"{self._task.name(i)} waits for {each.stalled}" for i, each in stuck.items())
         secs = min(each.stalled_secs for each in late.values())
         return errors.WorkerError(
             f"Step {mine.step + 1} stands still, for {secs:.0f} s since that was seen: {who}. {self._policy.advice}"

@@ -13,7 +13,7 @@ from tower_train import errors
 from tower_train.cluster import failures
 from tower_train.cluster.failures import FailureDetector
 from tower_train.cluster.rendezvous import Memory, Rendezvous
-from tower_train.cluster.store import Store, WorkerState, WorkerStatus, reason_unreached
+from tower_train.cluster.store import Store, WorkerState, WorkerStatus
 from tower_train.cluster.task import Policy, Task
 
 WAITING_SECS = 0.1  # between heartbeats while nothing is trained
@@ -114,15 +114,8 @@ class Heartbeat:
                 return
             time.sleep(pause_secs)
         if is_stale or isinstance(error, failures.LOST_CONNECTION):
-            why = "; ".join(filter(None, (errors.reason(error), self.unreached())))
-            lost = f"The connection to another worker was lost at step {self.status.step} ({why})."
+            lost = f"The connection to another worker was lost at step {self.status.step} ({errors.reason(error)})."
             self.fail(errors.WorkerError(f"{lost} {self._policy.advice}"))
-
-    def unreached(self) -> str:
-        """Names the other workers of the group to which no connection can be made from here, with the reason."""
-        others = [i for i in self.status.group or range(len(self._task.hosts)) if i != self._task.index]
-        reasons = {i: reason_unreached(self._task.hosts[i], self._policy.worker_timeout_secs / 2) for i in others}
-        return "; ".join(f"{self._task.name(i)} is not reached: {why}" for i, why in reasons.items() if why)
 
     def next_start(self) -> Memory:
         """Returns what this process must know at its next start."""
@@ -167,10 +160,6 @@ class Heartbeat:
                 status = self.status
             rows = self.store.exchange(status)
             self.detector.note(rows if self._task.is_chief else rows[:1], status)
-            if not self._task.is_chief and not status.members and rows[1].start_id > status.start_id:
-                # Another process took the row at the same time and writes there too. One of the two must go.
-                seen, self._seen = self._seen, (rows[1].start_id, rows[1].heartbeat)
-                self.is_displaced = seen[0] == rows[1].start_id and seen != self._seen
 
     def _take_row(self) -> bool:
         """Reads the store, and returns whether this worker may write its row: no other process has its place."""

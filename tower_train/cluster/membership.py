@@ -155,9 +155,7 @@ class WorkerMembership(Membership):
 
     def note_stall(self, what, seconds):
         if what != failures.BETWEEN_STEPS or not self.task.is_chief:  # which saves and evaluates there
-            status = self._heartbeat.status  # looked up once in a stall, as that takes a while
-            unreached = status.unreached if status.stalled else self._heartbeat.unreached()
-            self._heartbeat.note(stalled=what, stalled_secs=seconds, unreached=unreached)
+            self._heartbeat.note(stalled=what, stalled_secs=seconds)
 
     def failure_behind(self, error):
         if failures.is_of_sizes(error) and not self._heartbeat.failure:

@@ -34,17 +34,9 @@ class Memory:
 
     @classmethod
     def from_environment(cls) -> "Memory":
-        """Reads what `environment` wrote, if anything; ConfigError if it is something else."""
-        text = os.environ.get(_VARIABLE, "{}")
-        try:
-            content = {"group": (), "idle_starts": 0, "lost": ()} | json.loads(text)
-            group, lost = (tuple(map(int, content[name])) for name in ("group", "lost"))
-            return cls(group, int(content["idle_starts"]), lost)
-        except (ValueError, TypeError, RecursionError):
-            raise errors.ConfigError(
-                f"The environment has {_VARIABLE}={text!a:.200}, which only a worker writes that starts itself again. "
-                "Unset it."
-            ) from None
+        """Reads what `environment` wrote, if anything."""
+        content = json.loads(os.environ.get(_VARIABLE, "{}"))
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in content.items()})
 
     def environment(self) -> dict[str, str]:
         """The environment variable for the next start."""

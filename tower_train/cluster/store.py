@@ -55,7 +55,6 @@ class WorkerStatus:
     step: int = 0  # the last one done
     stalled: str = ""  # what its step waits for, if it has not ended for --stall_timeout_secs
     stalled_secs: float = 0.0  # since then
-    unreached: str = ""  # the workers that it could not reach then
     waiting_secs: float = 0.0  # for means over workers, if a program reports that
     facts: dict | None = None  # the chief's: what all workers must have in common, by name; None until it is known
     steps: tuple[int, int] | None = None  # the chief's: first and last one; None until they are known
@@ -80,16 +79,11 @@ class WorkerStatus:
     @classmethod
     def from_json(cls, text: bytes) -> "WorkerStatus | None":
         """Reads a row; None if it is none."""
-        defaults = {field.name: field.default for field in dataclasses.fields(cls)}
         try:
-            content = json.loads(text)
-            values = {name: content[name] for name in defaults if name in content}
-            values |= {name: tuple(value) for name, value in values.items() if type(value) is list}
-            values["state"] = WorkerState(values["state"])
-        except (ValueError, TypeError, KeyError, RecursionError):
+            values = {name: tuple(each) if type(each) is list else each for name, each in json.loads(text).items()}
+            return cls(**values | {"state": WorkerState(values["state"])})
+        except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
             return None
-        has_types = all(type(values.get(name, it)) is type(it) for name, it in defaults.items() if it is not None)
-        return cls(**values) if has_types else None
 
 
 class Store:

@@ -14,13 +14,6 @@ _LABELS = re.compile(r"Received a label value of |indices\[.* is not in \[0")
 
 _UNEQUAL = re.compile("Cannot batch tensors with different shapes|Incompatible shapes during merge|others give")
 
-_NCCL_ADVICE = {  # {part of its message: what to try}
-    "invalid usage|Duplicate GPU": "Let each worker have GPUs of its own (--gpus).",
-    "unhandled cuda error|peer": "If the GPUs have no access to each other, set NCCL_P2P_DISABLE=1.",
-    "": "In a container /dev/shm may be too small (docker run --shm-size=1g), or libnccl is missing or of another "
-    "CUDA: NCCL_DEBUG=WARN says more.",
-}
-
 
 @contextlib.contextmanager
 def explained(
@@ -90,10 +83,9 @@ def _without_kernel(error: tf.errors.UnimplementedError, op: tf.Operation | None
 
 
 def _of_nccl(error: tf.errors.OpError) -> errors.RunError:
-    advice = next(text for part, text in _NCCL_ADVICE.items() if re.search(part, error.message, re.IGNORECASE))
     return errors.RunError(
-        f"NCCL cannot average between these GPUs ({errors.reason(error)}). {advice} Or train with "
-        "--all_reduce=collective, or --variable_update=cpu."
+        f"NCCL cannot average between these GPUs ({errors.reason(error)}). In a container /dev/shm may be too small "
+        "(docker run --shm-size=1g); NCCL_DEBUG=WARN says more. Or train with --all_reduce=collective."
     )
 
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
-from tower_train import errors
 from tower_train.config import Config
 from tower_train.graph.context import ParamGroup, Statistic
 from tower_train.graph.gradients import all_finite, are_finite
@@ -199,9 +198,4 @@ def _create_average(variable: tf.Variable) -> tf.Variable:
         initial = tf.raw_ops.Switch(data=variable.initial_value, pred=is_there).output_false
         value = tf.ensure_shape(tf.raw_ops.Merge(inputs=[initial, restored]).output, variable.shape)
         name = f"{variable.op.name}/{AVERAGE}"
-        if any(each.op.name == name for each in v1.global_variables()):
-            raise errors.GraphError(
-                f"the network has a variable {name}, the name of the trainer's own moving average. Give "
-                "tf.train.ExponentialMovingAverage another name=, or train with --ema=0."
-            )
         return v1.get_variable(name, initializer=value, trainable=False)

@@ -1,7 +1,7 @@
 """Shows on a run's own network that its towers are one: a few small steps with one tower and with several.
 
-The steps are on the first examples of the run, on the host, in float64 if the network follows --dtype. With
---batch_norm=tower towers differ by design: then two comparisons tell by how much, and that nothing else does.
+The steps are on the first examples of the run, on the host, in float64 if the network follows --dtype, and with
+batches normalised over all towers: with --batch_norm=tower these differ by design.
 """
 
 import dataclasses
@@ -25,7 +25,6 @@ from tower_train.proof.operations import Trial
 from tower_train.workload import Workload
 
 _MOST_BATCHES = 2  # of a tower with --check_towers=auto; more would show nothing else
-_HEAVY = 100_000_000  # multiplications for an example; steps of more take many seconds in float64
 _MOST_COMPILED = 600  # operations of a tower; XLA takes many seconds to compile more for a CPU
 _OURS = [pathlib.Path(__file__).parents[2] / name for name in ("cifar10", "tower_train")]  # which the tests compare
 
@@ -75,16 +74,6 @@ def _tower_ops(graph: TrainingGraph) -> list[tf.Operation]:
     return [op for op in graph.graph.get_operations() if op.name.startswith("tower_0/")]
 
 
-def _is_heavy(graph: TrainingGraph) -> bool:
-    """Returns whether steps in float64 take long: by their products with each row of the weights."""
-    products = (
-        (op.outputs[0].shape.num_elements() or 0) * (op.inputs[1].shape[:-1].num_elements() or 0)
-        for op in _tower_ops(graph)
-        if op.type.endswith(("MatMul", "Conv2D", "Conv3D")) and "/gradients/" not in op.name
-    )
-    return sum(products) > _HEAVY * graph.layout.tower_batch
-
-
 def _check_memory(graph: TrainingGraph) -> None:
     """Raises MemoryError if the variables of three trainings in float64, and what is fetched of each, have no place."""
     numbers = sum(variable.shape.num_elements() or 0 for variable in graph.saved.variables)
@@ -104,7 +93,7 @@ def _configs(config: Config, graph: TrainingGraph) -> tuple[Config, Config]:
         devices, batches = int(config.check_towers), 1
     devices = min(devices, comparison.MOST_TOWERS) if config.check_towers == "auto" else devices
     # Batch statistics of two examples magnify roundings beyond measure; some programs cannot take one example.
-    each = min(comparison.EACH // 2 if _is_heavy(graph) and not normalizes else comparison.EACH, layout.tower_batch)
+    each = min(comparison.EACH, layout.tower_batch)
     turns = batches if normalizes else 1
     mirrored = devices > 1 and (config.variable_update == "mirrored" or layout.num_workers > 1)
     several = dataclasses.replace(
@@ -182,7 +171,7 @@ def _compared(make: Callable[..., Trial], several: Config, one: Config, jit_comp
         batches // turns,
         what,
         where,
-        by_tower=(lambda begin: make(several, batch_norm="tower").train(begin)) if is_by_tower else None,
+        by_tower=is_by_tower,
         resumes=True,
         alone=f"1, each with {turns} batches in turn," if turns > 1 else "1",
     ).outcome()

@@ -68,20 +68,10 @@ class Evaluations:
             if split != TRAIN:  # a network that trains on these can evaluate them
                 each.try_out(trained)
         lines = self.best.compare_by(*evaluator.first_metric)
-        if "loss" not in evaluator.built.fetches:
-            lines.append(
-                "*** Evaluations have no loss: the workload's loss does not take what the network returns in them."
-            )
-        examples = evaluator.examples
         if self.best.is_used and self._split == TEST:
             lines.append(
                 "*** The best checkpoint is chosen on the test examples, which flatters it. --validation_fraction=0.1 "
                 "sets a tenth of the training examples aside to choose on."
-            )
-        if examples.class_names and not evaluator.built.has_classes:
-            lines.append(
-                f"*** {examples.name} has {len(examples.class_names)} classes, and the network does not give one "
-                "output for each: there is no confusion matrix, and an export has no probabilities."
             )
         # once, and not what the training has said already
         notices = dict.fromkeys(each.examples.notice for each in self._evaluators.values())
