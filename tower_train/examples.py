@@ -68,9 +68,6 @@ class Examples:
     parallel_steps: int | None = None
     # called inside a graph, returns a tf.data.Dataset of (features, label), one example each; see data/tf_data.py
     elements: Callable[[], tf.data.Dataset] | None = None
-    # (worker, number of workers) -> the endless dataset of one of several workers; None if all of them go through
-    # `elements`
-    open_for_worker: Callable[[int, int], tf.data.Dataset] | None = None
     # finds what is wrong with the examples fetched last, after a failure: one line for a message, or None
     fault: Callable[[], str | None] = lambda: None
     # integers [num_examples], the classes of all examples, or 0 and 1 [num_examples, classes] of several at once, if
@@ -187,7 +184,6 @@ class Examples:
                 self,
                 num_examples=count,
                 elements=lambda: self.opened_elements().take(count),
-                open_for_worker=None,
                 labels=None,
             )
         return self.subset(np.sort(np.random.default_rng(0).choice(self.num_examples, count, replace=False)))

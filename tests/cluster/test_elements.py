@@ -1,7 +1,5 @@
-"""Several workers on a tf.data dataset: what one worker trains on, also after kills; shards of it; what is refused."""
+"""Several workers on a tf.data dataset: what one worker trains on, also after kills; what is refused."""
 
-import dataclasses
-import pathlib
 import shutil
 
 import clusters
@@ -10,11 +8,9 @@ import jobs
 import numpy as np
 import pytest
 import tensorflow as tf
-import toy_workload
 import trainings
 
 from tower_train import errors
-from tower_train.data import tf_data
 
 OPTIONS = jobs.TOY | dict(num_gpus=1, dtype="float64", seed=3, learning_rate=0.001, keep_checkpoints=0)
 BATCH = 16  # of two workers
@@ -74,33 +70,6 @@ def test_another_number_of_workers_is_refused_or_begins_an_epoch(killed_run, tmp
     assert "initialised afresh: " in capsys.readouterr().out
     rows, expected = np.concatenate(taken.steps), element_workloads.arrays("train")[0] + 1
     np.testing.assert_array_equal(sorted(map(tuple, rows)), sorted(map(tuple, expected)))
-
-
-def test_files_of_different_sizes_let_nobody_wait_and_a_resumed_run_takes_what_a_whole_one_does(tmp_path):
-    """A third and two thirds of the elements; each worker has read both once when it is killed."""
-    paths = [str(tmp_path / name) for name in ("first", "second")]
-    for path, indices in zip(paths, (range(32), range(32, 96)), strict=True):
-        pathlib.Path(path).write_text("".join(f"{index}\n" for index in indices))
-    features, labels = element_workloads.arrays("train")
-
-    def make(files):
-        indices = tf.data.TextLineDataset(files).map(lambda line: tf.strings.to_number(line, tf.int64)).shuffle(20)
-        return indices.map(lambda index: (tf.gather(features, index), tf.gather(labels, index)))
-
-    def train(directory):
-        examples = tf_data.examples("files", make, 96, toy_workload.CLASSES, files=paths)
-        workload = dataclasses.replace(element_workloads.UNDISTORTED, examples=lambda request: examples)
-        hooks = {0: [Taken()], 1: [Taken()]}
-        results = train_together(directory, workload=workload, session_hooks=hooks, max_steps=24, save_every_steps=15)
-        assert [getattr(result, "step", result) for result in results] == [24, 24]
-        return [hooks[worker][0].steps for worker in (0, 1)]
-
-    whole = train(tmp_path / "run")
-    for steps in whole:
-        assert {tuple(row) for row in np.concatenate(steps)} == set(map(tuple, features))
-    keep_only(tmp_path / "run", 15)
-    for resumed, steps in zip(train(tmp_path / "run"), whole, strict=True):
-        np.testing.assert_array_equal(resumed, steps[15:])
 
 
 def test_elements_that_end_for_one_worker_first_end_all(tmp_path):

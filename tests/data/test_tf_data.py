@@ -9,7 +9,7 @@ import tensorflow as tf
 import toy_workload
 from trainings import on_host, stream_batches
 
-from tower_train import Workload, errors
+from tower_train import errors
 from tower_train.data import tf_data
 from tower_train.graph.draws import Draws
 from tower_train.graph.order import AllExamples
@@ -35,7 +35,6 @@ def pairs(count):
             "a ragged tensor",
         ),
         (lambda: tf.data.Dataset.from_tensor_slices((tf.sparse.eye(3), [0, 1, 2])), {}, "a sparse tensor, float32 "),
-        (tf.data.TFRecordDataset, {"files": []}, "files is empty. Name at least one"),
     ],
 )
 def test_what_cannot_be_is_one_line(make, options, text):
@@ -57,34 +56,6 @@ def test_towers_share_the_elements_in_their_order_with_the_noise_of_their_positi
         draws = Draws(3, tf.constant(0, tf.int64), 8 * 15, locate=AllExamples(workload.examples(request), 3).locate)
         expected = session.run(toy_workload.add_noise(tf.constant(features[taken]), draws))
     np.testing.assert_array_equal(np.concatenate([features for step in steps for features, _ in step]), expected)
-
-
-@pytest.fixture
-def record_files(tmp_path):
-    """Files of 6, 2, 4 and 12 records, which are 0 to 23."""
-    paths = [str(tmp_path / f"{i}.tfrecord") for i in range(4)]
-    for path, numbers in zip(paths, np.split(np.arange(24), [6, 8, 12]), strict=True):
-        with tf.io.TFRecordWriter(path) as writer:
-            for number in numbers:
-                writer.write(str(number).encode())
-    return paths
-
-
-@pytest.mark.parametrize("num_workers", [2, 5])
-def test_workers_read_files_of_their_own_and_then_the_others(num_workers, record_files):
-    """With five one has none of its own."""
-
-    def make(paths):
-        records = tf.data.TFRecordDataset(paths)
-        return records.map(lambda record: (tf.strings.to_number(record), tf.strings.to_number(record, tf.int64)))
-
-    examples = tf_data.examples("files", make, num_examples=24, files=record_files)
-    plain, of_files = Workload("plain", None, None), [range(6), range(6, 8), range(8, 12), range(12, 24)]
-    for worker in range(num_workers):
-        found = batches(plain, examples, 12, 4, 1, num_workers=num_workers, worker=worker)
-        workers = [(worker + i) % num_workers for i in range(num_workers)]
-        around = [number for each in workers for file in of_files[each::num_workers] for number in file]
-        assert np.concatenate([labels for [(_, labels)] in found]).tolist() == around * 2
 
 
 def test_several_features_and_a_symbolic_batch():

@@ -4,7 +4,7 @@ The checkpoint holds the state of its iterator, including its shuffle buffers. D
 neither: `Examples.from_arrays`, `tf_records`.
 
 Several workers take the elements in the order of one, each its part of every step. So all of them go through the whole
-dataset, unless it is made of files.
+dataset.
 """
 
 import dataclasses
@@ -21,49 +21,34 @@ v1 = tf.compat.v1
 
 def examples(
     name: str,
-    make: Callable[..., tf.data.Dataset],
+    make: Callable[[], tf.data.Dataset],
     num_examples: int | None = None,
     class_names: Sequence[str] = (),
     fingerprint: str = "",
     parallel_steps: int | None = None,
-    files: Sequence[str] | None = None,
 ) -> Examples:
     """Makes examples of the elements of a dataset.
 
     Args:
       name: name of the data set in logs.
       make: called inside a graph; returns a dataset of (features, label), one example each (`.unbatch()` splits
-        batches), shuffled if wanted. For training it must not end: `.repeat()`. For testing it ends. With `files` it
-        gets a dataset of their paths, such as tf.data.TFRecordDataset takes, and leaves `.repeat()` out.
+        batches), shuffled if wanted. For training it must not end: `.repeat()`. For testing it ends.
       num_examples: number of examples, of a dataset that repeats them per epoch. None: as many as TensorFlow finds.
       class_names: names of labels 0, 1, ...; empty if labels are not classes.
       fingerprint: changes when the data changes; of what make does, only the elements' shapes and types are compared.
       parallel_steps: steps for which the workload's own preprocessing runs at the same time; None: two.
-      files: the paths that make reads, in the same order on all machines. Each of several workers reads files of its
-        own, then those of the next worker, and so on around.
 
     Raises:
-      DataError: no files, or num_examples is missing and TensorFlow cannot count.
+      DataError: num_examples is missing and TensorFlow cannot count.
       GraphError: make returns something else.
     """
-    if files is not None and not len(files):
-        raise errors.DataError(f"{name}: files is empty. Name at least one.")
-
-    def whole() -> tf.data.Dataset:
-        return make(tf.data.Dataset.from_tensor_slices(list(files)))
-
-    def open_for_worker(worker: int, num_workers: int) -> tf.data.Dataset:
-        around = [path for i in range(num_workers) for path in files[(worker + i) % num_workers :: num_workers]]
-        return make(tf.data.Dataset.from_tensor_slices(around).repeat())
-
     examples = Examples(
         name,
         1 if num_examples is None else num_examples,
         open=None,
         class_names=tuple(class_names),
         parallel_steps=parallel_steps,
-        elements=make if files is None else whole,
-        open_for_worker=None if files is None else open_for_worker,
+        elements=make,
     )
     with tf.Graph().as_default(), tf.device("/cpu:0"):
         dataset = examples.opened_elements()

@@ -1,8 +1,7 @@
 """Examples in an order of their own: their division among workers, and the iterator's state in the checkpoint.
 
-Workers need not communicate. Either all go through the same elements and each keeps its part of every step, which is
-the order of one worker; or each reads its own files, then the next worker's, and so on around: when each has gone
-around once, N workers have seen each element N times, however unequal their files are.
+Workers need not communicate: all go through the same elements, and each keeps its part of every step, which is the
+order of one worker.
 """
 
 import dataclasses
@@ -72,8 +71,8 @@ def batches(examples: Examples, size: int, num_workers: int, worker: int) -> tup
     Returns:
       The dataset; int64 scalar, the number of elements for all workers, negative if endless or unknown.
     """
-    elements = examples.open_for_worker(worker, num_workers) if examples.open_for_worker else examples.opened_elements()
+    elements = examples.opened_elements()
     steps = in_fixed_order(elements).batch(size, drop_remainder=True)  # of one size, so that plain means stay right
-    if num_workers > 1 and not examples.open_for_worker:
+    if num_workers > 1:
         steps = steps.shard(num_workers, worker)
     return steps, tf.data.experimental.cardinality(elements)

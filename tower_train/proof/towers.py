@@ -135,7 +135,7 @@ def _at_hand(examples: Examples, count: int) -> Examples:
     batch = tf.nest.map_structure(np.asarray, examples.first(count))
     fetch, there = fetcher(*batch), len(tf.nest.flatten(batch)[0])
     by_index = lambda indices: fetch(indices % there)  # noqa: E731
-    return dataclasses.replace(examples, elements=None, open_for_worker=None, open=lambda: by_index)
+    return dataclasses.replace(examples, elements=None, open=lambda: by_index)
 
 
 def _compared(make: Callable[..., Trial], several: Config, one: Config, jit_compile: str, is_by_tower: bool) -> Outcome:
