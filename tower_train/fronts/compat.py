@@ -690,11 +690,6 @@ def take_losses(model: keras.Model, kept: dict[int, set]) -> None:
         object.__setattr__(layer, "_loss_ids", kept.setdefault(id(layer), set()))
 
 
-def adds_losses(model: keras.Model) -> bool:
-    """Returns whether a layer added a loss in a model's last call, other than activity regularizers."""
-    return any(len(each._losses) > (each.activity_regularizer is not None) for each in model._flatten_layers())
-
-
 def compute_loss(model: keras.Model, x, y, y_pred, sample_weight, training: bool) -> tf.Tensor:
     """Computes the loss as `fit` does, by a compute_loss of the model's own, with or without an argument `training`."""
     return model._compute_loss(x, y, y_pred, sample_weight, training)

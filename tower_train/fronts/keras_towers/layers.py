@@ -1,11 +1,7 @@
 """Outputs and added losses of a Keras model's layers in a step: on one device and in towers."""
 
-import collections
-import contextlib
 import inspect
-import itertools
 import os
-import weakref
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,10 +11,7 @@ import tensorflow as tf
 
 from tower_train.fronts import compat
 from tower_train.fronts.keras_building import output_names
-from tower_train.proof.operations import MEAN, SUM, relation
-
-# {layer: which of the losses that it adds in a step are sums over examples}, once that is known
-_SUMS: weakref.WeakKeyDictionary[keras.Layer, set[int]] = weakref.WeakKeyDictionary()
+from tower_train.proof.operations import MEAN, relation
 
 
 class Seen(NamedTuple):
@@ -26,7 +19,7 @@ class Seen(NamedTuple):
 
     layer: keras.Layer
     tensor: tf.Tensor
-    loss: int | None = None  # how many losses the layer added before this one in the step; None for an output
+    is_loss: bool = False
     output: str = ""  # its name, if it is one of a model's
 
     def __str__(self) -> str:
@@ -37,23 +30,12 @@ class Seen(NamedTuple):
         is_kerass = type(self.layer).__module__.startswith("keras.")
         where = "" if code is None or is_kerass else f", {os.path.basename(code.co_filename)}:{code.co_firstlineno}"
         what = (
-            "its outputs"
-            if self.loss is None
-            else "the loss that it adds, which is neither a mean nor a sum over examples (make the tensor an output of "
-            "the model and the loss one for `compile`)"
+            "the loss that it adds, which is no mean over examples (take the mean, or make the tensor an output of the "
+            "model and the loss one for `compile`)"
+            if self.is_loss
+            else "its outputs"
         )
         return f"{self.layer.path} ({type(self.layer).__name__}{where}): {what}"
-
-
-def _added_by(add: Callable):
-    """Lets layers in this thread within a block add add(layer, number of the loss among the layer's, loss); a context
-    manager."""
-    numbers = collections.defaultdict(itertools.count)
-
-    def add_loss(original, layer, loss):
-        return original(layer, add(layer, next(numbers[id(layer)]), loss))
-
-    return compat.replaced_here(keras.Layer, add_loss=add_loss)
 
 
 def _seen(step: Callable[[], None]) -> list[Seen]:
@@ -69,16 +51,16 @@ def _seen(step: Callable[[], None]) -> list[Seen]:
         outputs = original(layer, *args, **kwargs)
         if isinstance(layer, keras.Model):
             for name, output in zip(output_names(layer, outputs), keras.tree.flatten(outputs), strict=False):
-                note(layer, output, None, name)
+                note(layer, output, False, name)
         else:
             note(layer, outputs)
         return outputs
 
-    def add(layer, number, loss):
-        note(layer, loss, number)
-        return loss
+    def add_loss(original, layer, loss):
+        note(layer, loss, True)
+        return original(layer, loss)
 
-    with compat.replaced_here(keras.Layer, __call__=call), _added_by(add):
+    with compat.replaced_here(keras.Layer, __call__=call, add_loss=add_loss):
         step()
     return seen
 
@@ -91,8 +73,6 @@ def differing_layer(alone: keras.Model, several, batch, tolerance: float, reset:
       batch: of the step.
       tolerance: relative, of what counts as equal.
       reset: gives variables their first values, before either.
-
-    From then on it is known which of the losses that layers add are sums over examples.
     """
 
     def computed(steps: Callable[[], list[list[Seen]]]) -> tuple[list[list[Seen]], list[list[tf.Tensor]]]:
@@ -107,24 +87,9 @@ def differing_layer(alone: keras.Model, several, batch, tolerance: float, reset:
 
     [whole], [values] = computed(lambda: [_seen(lambda: alone.train_step(batch))])
     _, by_tower = computed(lambda: several.train_around(batch, _seen))
-    first = None
     for seen, value, *parts in zip(whole, values, *by_tower, strict=False):
         axes = range(1) if seen.output else None  # a model's outputs are joined by their first axis
         found = relation(np.asarray(value), list(map(np.asarray, parts)), tolerance, axes)
-        if seen.loss is not None and found == SUM:
-            _SUMS.setdefault(seen.layer, set()).add(seen.loss)
-        elif first is None and (found is None or (seen.loss is not None and found not in ("same", MEAN))):
-            first = seen
-    return first
-
-
-def sums_divided(share: tf.Tensor):
-    """Lets layers in a tower within a block add losses that are sums over examples such that the mean over towers,
-    weighted by their share of the examples, is the sum over all; a context manager."""
-
-    def add(layer, number, loss):
-        if number in _SUMS.get(layer, ()):
-            loss = keras.tree.map_structure(lambda each: tf.math.divide_no_nan(each, tf.cast(share, each.dtype)), loss)
-        return loss
-
-    return _added_by(add) if _SUMS else contextlib.nullcontext()
+        if found is None or (seen.is_loss and found not in ("same", MEAN)):
+            return seen
+    return None

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tower_train import console
 from tower_train.fronts import compat, parts
 from tower_train.fronts.keras_towers.calls import explained
-from tower_train.fronts.keras_towers.layers import Seen, differing_layer
+from tower_train.fronts.keras_towers.layers import differing_layer
 from tower_train.fronts.keras_towers.step import updates_noted
 from tower_train.graph.random_state import source_line
 from tower_train.proof import comparison, operations
@@ -57,7 +57,6 @@ def compare_steps(parallel, batches: Sequence, spec, is_first: bool = False) -> 
     alone, each, began = parallel.template, comparison.EACH, time.monotonic()
     count = min(parallel.num_towers, comparison.MOST_TOWERS) if is_first else parallel.num_towers
     optimizers, assigned = parallel.rehearse(batches[0], begins=is_first)
-    adds_losses = compat.adds_losses(alone)
     if is_first and comparison.announce(2, 5 * (time.monotonic() - began), _HOW_NOT):  # of tracing, most of all
         count, each = 2, comparison.EACH // 2
     variables = [*alone.variables, *(v for each in optimizers for v in each.variables), *alone.metrics_variables]
@@ -73,18 +72,14 @@ def compare_steps(parallel, batches: Sequence, spec, is_first: bool = False) -> 
             trial = _Trial(variables, alone, rows, spec, is_float64=dtype == "float64")
             several, by_tower = parallel.of_towers(count, "global"), parallel.batch_norm_over == "tower"
 
-            def differing() -> Seen | None:
-                tolerance = comparison.epsilon(np.dtype(dtype)) ** 0.6
-                return differing_layer(alone, several, rows[0], tolerance, trial.reset)
-
             def where(*_) -> str:
+                tolerance = comparison.epsilon(np.dtype(dtype)) ** 0.6
                 with contextlib.suppress(Exception):  # of a step that cannot be looked into: the variable is known
-                    return comparison.model_differs(begins=differing())
+                    first = differing_layer(alone, several, rows[0], tolerance, trial.reset)
+                    return comparison.model_differs(begins=first)
                 return comparison.model_differs()
 
             try:
-                if adds_losses:  # which of them are sums is known from then on
-                    differing()
                 what = f"{steps} steps of {parts.batch_size(rows[0])} examples, {dtype}"
                 one, all_towers = trial.training(alone), trial.training(several)
                 compared = one, all_towers, trial.weights, np.dtype(dtype), count, what, where, by_tower

@@ -18,7 +18,6 @@ from tower_train import console, errors, normalization
 from tower_train.fronts import compat, meeting, placement
 from tower_train.fronts.draws import drawn_for_more
 from tower_train.fronts.keras_building import TowerScope
-from tower_train.fronts.keras_towers import layers
 from tower_train.fronts.keras_towers.exchange import Exchange
 from tower_train.fronts.keras_towers.whole import Whole
 from tower_train.fronts.meeting import Tower
@@ -77,7 +76,6 @@ class Step(meeting.Towers):
             self._scopes[tower.place],
             drawn_for_more(part.cuts, part.data, type(self.model).__name__, names_all=True) as tower.draws,
             self.whole.inside(tower, [leaf for leaf in leaves if leaf.shape.rank], self._parallel.batch_norm_over),
-            layers.sums_divided(part.share),
             xla.compiled(self._parallel.is_compiled, tower.device, "tower"),
         ):
             yield
