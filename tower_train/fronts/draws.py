@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import tensorflow as tf
 
-from tower_train import errors
 from tower_train.fronts import compat, meeting, parts
 from tower_train.fronts.parts import Cut, Size
 from tower_train.graph import context, xla
@@ -15,12 +14,13 @@ from tower_train.graph.batch_axis import Axis
 
 Drawn = tuple[tf.Tensor, Callable]  # a tower's rows of a larger draw, and a function that draws them as usual
 
-_OF_NO_ROWS = ("beta", "binomial", "categorical", "gamma", "shuffle")  # of keras.random
+# Of keras.random, what each tower draws for itself; the comparison finds that.
+_OF_NO_ROWS = ("beta", "binomial", "categorical", "gamma", "shuffle")
 
 
 @contextlib.contextmanager
 def drawn_for_more(
-    cuts: Sequence[Cut], batch, program: str, names_all: bool, is_off: Callable[[], bool] = lambda: False
+    cuts: Sequence[Cut], batch, names_all: bool, is_off: Callable[[], bool] = lambda: False
 ) -> Iterator[list[Drawn]]:
     """Makes keras.random and tf.random draw in a tower within this block for the rows of all towers, from the same
     seeds, and keeps the tower's rows.
@@ -28,7 +28,6 @@ def drawn_for_more(
     Args:
       cuts: of the tensors of the tower's batch; none if it is alone.
       batch: the tower's.
-      program: the name, for messages, of what draws numbers that cannot be cut by rows, which are refused.
       names_all: whether a number of rows in the program may be the whole batch's.
       is_off: tells whether to draw as usual now, such as for initial values.
 
@@ -44,12 +43,6 @@ def drawn_for_more(
 
     def drawn(function, given):
         name = function.__name__
-        if cuts and name in _OF_NO_ROWS:
-            raise errors.ConfigError(
-                f"{program} calls keras.random.{name}, which towers cannot draw as one device does. Draw with "
-                "keras.random.normal, uniform, truncated_normal, randint or dropout, make the numbers a part of the "
-                "data, or train on one device: gpus=1, of an Estimator RunConfig(num_gpus=1)."
-            )
         if meeting.current() is None or is_off() or name in _OF_NO_ROWS:
             return function(**given)
         if isinstance(given.get("seed2"), compat.NoSeed):

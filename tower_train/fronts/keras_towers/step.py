@@ -74,7 +74,7 @@ class Step(meeting.Towers):
         with (
             tf.name_scope(f"tower_{tower.index}/"),
             self._scopes[tower.place],
-            drawn_for_more(part.cuts, part.data, type(self.model).__name__, names_all=True) as tower.draws,
+            drawn_for_more(part.cuts, part.data, names_all=True) as tower.draws,
             self.whole.inside(tower, [leaf for leaf in leaves if leaf.shape.rank], self._parallel.batch_norm_over),
             xla.compiled(self._parallel.is_compiled, tower.device, "tower"),
         ):

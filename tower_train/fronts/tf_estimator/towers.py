@@ -158,7 +158,7 @@ class ModelTowers(meeting.Towers):
             for sizes in self._sizes
         ]
         # A number in the program is of a tower's batch, never of all.
-        return drawn_for_more(cuts, self._batches[tower.place], "model_fn", False, lambda: bool(self._creating))
+        return drawn_for_more(cuts, self._batches[tower.place], False, lambda: bool(self._creating))
 
     def _creator(self, tower: Tower) -> Callable:
         """Returns the creator of a tower's variables. Those of get_variable are known by their names; those of
