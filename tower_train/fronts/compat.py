@@ -414,17 +414,6 @@ def as_dataset(batches: Sequence, spec) -> tf.data.Dataset:
 
 
 @contextlib.contextmanager
-def without_tracing_remarks() -> Iterator[None]:
-    """Suppresses TensorFlow's warnings about retracing, which also count other models' functions."""
-    is_other = lambda record: "tf.function retracing" not in record.getMessage()  # noqa: E731
-    tf.get_logger().addFilter(is_other)
-    try:
-        yield
-    finally:
-        tf.get_logger().removeFilter(is_other)
-
-
-@contextlib.contextmanager
 def random_states_kept() -> Iterator[None]:
     """Puts the states of the random numbers of Python, numpy, TensorFlow's operations and Keras' draws without a seed
     back after this block."""

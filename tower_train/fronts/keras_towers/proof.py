@@ -40,7 +40,6 @@ def first_step(parallel, train: Callable) -> Callable:
 
 
 @explained()
-@compat.without_tracing_remarks()
 def compare_steps(parallel, batches: Sequence, spec, is_first: bool = False) -> Outcome:
     """Compares a few steps of a TowerModel with those of its template on one device, and leaves it as it was.
 
