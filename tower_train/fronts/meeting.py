@@ -38,7 +38,7 @@ class Tower:
     means: int = 0  # number of means so far
     batch: frozenset[tf.Operation] = frozenset()  # operations whose outputs are its part of the batch
     draws: Sequence[tuple[tf.Tensor, Callable]] = ()  # those cut by example so far, as draws.Drawn
-    # Variables that Keras layers and metrics assign to, each with its value, where a graph does not do so itself.
+    # Variables that Keras layers assign to, each with its value, where a graph does not do so itself.
     assigned: list[tuple[tf.Variable, tf.Tensor]] = dataclasses.field(default_factory=list)
     # Operations whose outputs are the same in all towers, such as joined rows.
     same: set[tf.Operation] = dataclasses.field(default_factory=set)

@@ -109,9 +109,7 @@ class ModelTowers(meeting.Towers):
         reuse = v1.AUTO_REUSE if tower.place else None
 
         def assign_later(assign, variable, value):
-            if meeting.current() is None:  # an optimizer's update
-                return assign(variable, value)
-            return tower.assigned.append((variable.value, tf.cast(value, variable.value.dtype)))
+            tower.assigned.append((variable.value, tf.cast(value, variable.value.dtype)))
 
         # One tower's may be no data set's, and a dict with keys that cannot be sorted.
         batch = tf.nest.flatten(self._batches[tower.place], expand_composites=True) if tower.count > 1 else []
