@@ -32,9 +32,8 @@ find_python() {
 
 set_up() {
   local extras=$1 environment stamp
-  # WSL 2 lacks the first file and has the others; tower_train/host.py checks the same.
-  if [ -e "${NVIDIA_DRIVER:-/proc/driver/nvidia/version}" ] || { [ -e /dev/dxg ] && [ -e /usr/lib/wsl/lib/libcuda.so.1 ]; } ||
-    [[ "$(nvidia-smi -L 2>/dev/null)" == GPU* ]]; then
+  # WSL 2 lacks the file; tower_train/host.py checks the same.
+  if [ -e "${NVIDIA_DRIVER:-/proc/driver/nvidia/version}" ] || [[ "$(nvidia-smi -L 2>/dev/null)" == GPU* ]]; then
     extras=${extras#[}
     extras="[gpu${extras:+,${extras%]}}]"
   fi

@@ -9,8 +9,7 @@ import socket
 import subprocess
 
 CPUINFO, MEMINFO = "/proc/cpuinfo", "/proc/meminfo"  # Linux's, see proc(5)
-NVIDIA_DRIVER = "/proc/driver/nvidia/version"  # there while the driver is loaded, but not under WSL 2,
-WSL_DRIVER = ("/dev/dxg", "/usr/lib/wsl/lib/libcuda.so.1")  # which has these for NVIDIA's GPUs
+NVIDIA_DRIVER = "/proc/driver/nvidia/version"  # there while the driver is loaded, but not under WSL 2
 _PACKAGES = ("tower_train", "tensorflow", "keras", "numpy", "torch")  # if installed
 _PORTS = range(20_000, 32_000)  # below those that Linux gives to connections
 # For bfloat16, as Linux calls them: of Intel, of x86 with AVX-512, and of ARM. The first that is there counts.
@@ -36,9 +35,7 @@ def nvidia_driver() -> str | None:
     """Returns what shows that this machine has an NVIDIA driver; None without one."""
     if os.path.exists(NVIDIA_DRIVER):
         return NVIDIA_DRIVER
-    if all(map(os.path.exists, WSL_DRIVER)):
-        return WSL_DRIVER[1]
-    if program := shutil.which("nvidia-smi"):  # of a container, say, that hides the file
+    if program := shutil.which("nvidia-smi"):  # of WSL 2, or of a container that hides the file
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             done = subprocess.run([program, "-L"], capture_output=True, timeout=20)
             return program if done.stdout.startswith(b"GPU") else None

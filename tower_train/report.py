@@ -39,12 +39,7 @@ def main(argv) -> int:
         found: tuple | str = hardest.hardest(run)
     except errors.UserError as error:  # no checkpoint yet, no data here: the rest can be told
         found = f"Not known: {error}"
-    try:
-        page = html_report.render(run_dir, found)
-    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:  # of a file that was changed
-        raise errors.RunError(
-            f"{run_dir.path}: run.json or result.json holds what no run writes ({errors.reason(error)}). Mend it."
-        ) from error
+    page = html_report.render(run_dir, found)
     disk.write(path, page.encode(errors="replace"))
     console.say(f"Written:  {path.absolute()}")
     return 0

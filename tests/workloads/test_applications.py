@@ -165,7 +165,7 @@ def test_without_weights_the_run_says_that_this_is_no_transfer_learning(data, we
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (dict(freeze_until="conv_pw_12_rel"), "MobileNet has no layer of that name, but conv_pw_12_relu, "),
+        (dict(freeze_until="conv_pw_12_rel"), "MobileNet has no layer of that name, but conv_pw_13_relu, "),
         (dict(network="Xception", freeze_until=""), "--network=Xception and --image_size=32: .*at least 71"),
         (dict(color="grayscale"), "--network=MobileNet takes images in three channels"),
         (dict(network="small"), "--freeze_until=conv_pw_12_relu is for a network of keras.applications: add --network"),

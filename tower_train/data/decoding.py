@@ -34,8 +34,7 @@ def decode(contents: bytes, height: int, width: int, channels: int) -> np.ndarra
                 image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
             pixels = image.convert("L" if channels == 1 else "RGB").resize((width, height), Image.Resampling.BILINEAR)
     except UnidentifiedImageError:
-        what = "is TIFF," if contents[:4] in (b"II*\0", b"MM\0*") else "is"
-        raise ImageError(f"{what} no JPEG, PNG, GIF, BMP or WebP image") from None
+        raise ImageError("is no JPEG, PNG, GIF, BMP or WebP image") from None
     except Exception as error:  # each of Pillow's formats raises others
         raise ImageError(f"cannot be decoded: {error}") from None
     return np.asarray(pixels).reshape(height, width, channels)

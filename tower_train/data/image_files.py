@@ -28,7 +28,6 @@ class Listing:
     class_names: tuple[str, ...]  # names of labels 0, 1, ..., sorted
     split: str  # its folder's name, or train or validation
     notice: str  # a line on other files in the folders; empty if there are none
-    num_all: int  # images in the folder; a part of them may be set aside
 
     def paths(self) -> list[str]:
         return [os.path.join(self.root, name) for name in self.names]
@@ -182,7 +181,7 @@ def _listing(
     numbers = {name: number for number, name in enumerate(class_names)}
     labels = np.array([numbers[name] for name in images.values()], np.int32)
     split = TRAIN if folder == directory else folder.name
-    return Listing(folder, tuple(images), labels, tuple(class_names), split, notice, len(images))
+    return Listing(folder, tuple(images), labels, tuple(class_names), split, notice)
 
 
 def _layout_error(folder: pathlib.Path, directory: pathlib.Path, what: str) -> errors.DataError:

@@ -1,7 +1,6 @@
 """Classes of images that do not lie in a folder per class: from a table (labels.csv) or from names (cat.0.jpg)."""
 
 import csv
-import io
 import operator
 import os
 import pathlib
@@ -81,14 +80,11 @@ def _from_table(directory: pathlib.Path, labels: str, option: str, paths: list[s
     # Of several files of one name the first: test/1.png often has no class, and HAM10000 is often unpacked twice.
     for path in sorted(paths, key=lambda path: not path.startswith("train")):
         for name in (path, os.path.basename(path)):
-            for written in (name, name.replace(os.sep, "\\")):  # on Windows
-                paths_by_name.setdefault(written, path)
-                paths_by_name.setdefault(os.path.splitext(written)[0], path)
+            paths_by_name.setdefault(name, path)
+            paths_by_name.setdefault(os.path.splitext(name)[0], path)
     try:
-        file = io.StringIO(table.read_bytes().decode("utf-8-sig"), newline="")
-        separator = max(",;\t", key=file.readline().count)  # spreadsheets of some countries write semicolons
-        file.seek(0)
-        header, *rows = ([cell.strip() for cell in row] for row in csv.reader(file, delimiter=separator) if row)
+        with open(table, encoding="utf-8-sig", newline="") as file:
+            header, *rows = ([cell.strip() for cell in row] for row in csv.reader(file) if row)
     except (OSError, ValueError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or "it is no CSV file with a header"
         if isinstance(error, UnicodeDecodeError):

@@ -151,10 +151,7 @@ def _left_out(listing: Listing, bad: dict[int, str], good: np.ndarray, skip_bad:
         return ""
     faults = [f"{readable(listing.names[index])} {fault}" for index, fault in list(bad.items())[:_NAMED]]
     more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
-    part = f" for {listing.split}, of {listing.num_all}" if listing.num_all > len(listing.names) else ""
-    summary = (
-        f"{len(bad)} of {len(listing.names)} images{part} in {listing.root} cannot be used: {'; '.join(faults)}{more}."
-    )
+    summary = f"{len(bad)} of {len(listing.names)} images in {listing.root} cannot be used: {'; '.join(faults)}{more}."
     if not skip_bad:
         raise errors.DataError(f"{summary} Mend or remove them, or add --skip_bad_images to go on without them.")
     for label, class_name in enumerate(listing.class_names):

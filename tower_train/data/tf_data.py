@@ -25,7 +25,6 @@ def examples(
     num_examples: int | None = None,
     class_names: Sequence[str] = (),
     fingerprint: str = "",
-    parallel_steps: int | None = None,
 ) -> Examples:
     """Makes examples of the elements of a dataset.
 
@@ -36,7 +35,6 @@ def examples(
       num_examples: number of examples, of a dataset that repeats them per epoch. None: as many as TensorFlow finds.
       class_names: names of labels 0, 1, ...; empty if labels are not classes.
       fingerprint: changes when the data changes; of what make does, only the elements' shapes and types are compared.
-      parallel_steps: steps for which the workload's own preprocessing runs at the same time; None: two.
 
     Raises:
       DataError: num_examples is missing and TensorFlow cannot count.
@@ -47,7 +45,6 @@ def examples(
         1 if num_examples is None else num_examples,
         open=None,
         class_names=tuple(class_names),
-        parallel_steps=parallel_steps,
         elements=make,
     )
     with tf.Graph().as_default(), tf.device("/cpu:0"):

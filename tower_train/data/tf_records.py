@@ -72,7 +72,6 @@ def examples(
     parse: Callable[[tf.Tensor], tuple],
     class_names: Sequence[str] = (),
     batched: bool = False,
-    parallel_steps: int | None = None,
 ) -> Examples:
     """Makes examples of the records of files. The trainer's permutation shuffles all of them at once, each epoch anew.
 
@@ -82,7 +81,6 @@ def examples(
       parse: string scalar, a record's content -> (features, label), as with tf.io.parse_single_example.
       class_names: names of labels 0, 1, ...; empty if labels are not classes.
       batched: parse takes [batch] records at once, as tf.io.parse_example does, which is faster.
-      parallel_steps: steps whose records are parsed at the same time; None: as the cores can.
 
     Raises:
       DataError: no such file, one that cannot be read or is compressed, no records, or one that is damaged or cut off.
@@ -115,7 +113,7 @@ def examples(
         open_records,
         index.fingerprint(),
         tuple(class_names),
-        parallel_steps=parallel_steps or (None if batched else host.cores()),
+        parallel_steps=None if batched else host.cores(),
         fault=functools.partial(_fault, index, parse, batched),
     )
 

@@ -152,13 +152,10 @@ def _metrics(workload: Workload, outputs: Tensors, labels: Tensors, batch: int) 
     metrics = {name: values[:, 0] if values.shape[1:] == [1] else values for name, values in metrics.items()}
     for name, values in metrics.items():
         if not values.shape.is_compatible_with([batch]) or values.dtype == tf.string:
-            is_broadcast = values.shape == [batch, batch]
             raise errors.GraphError(
                 f"workload {workload.name}: the metric {name!r} is {values.dtype.name} {list(values.shape)} for a batch"
                 f" of {batch} examples. Let metrics return one number for each example, [{batch}], and no mean over "
                 "the batch: evaluation takes the mean over all examples."
-                + " Outputs [batch, 1] and labels [batch] give such a shape."
-                * is_broadcast
             )
     check_modes(workload, metrics)
     return {name: tf.ensure_shape(values, [batch]) for name, values in metrics.items()}

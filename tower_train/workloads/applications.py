@@ -3,7 +3,6 @@
 Options are those of image_folder.
 """
 
-import difflib
 import functools
 import os
 import warnings
@@ -14,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train import errors
+from tower_train.console import enumeration
 from tower_train.fronts.keras_network import keras_network
 from tower_train.options import Options
 
@@ -101,9 +101,8 @@ def _base(options: Options, weights: str) -> keras.Model:
     if freeze_until:
         names = [layer.name for layer in base.layers]
         if freeze_until not in names:
-            near = difflib.get_close_matches(freeze_until, names, 3, cutoff=0.4) or [*names[:3], "...", *names[-3:]]
             raise errors.ConfigError(
-                f"--freeze_until={freeze_until}: {name} has no layer of that name, but {', '.join(near)}."
+                f"--freeze_until={freeze_until}: {name} has no layer of that name, but {enumeration(names[::-1], 20)}."
             )
         for layer in base.layers[: names.index(freeze_until) + 1]:
             layer.trainable = False
