@@ -106,7 +106,7 @@ class Comparison:
     compared: str  # as in Outcome
     # (gaps of the earliest step, what a resumed training began with, if that differs) -> where the difference begins
     where: Callable[[Sequence[Gap], Arrays | None], str] = model_differs
-    by_tower: bool = False  # whether batches will be normalised by tower, which `several` does over all
+    by_tower: Training | None = None  # as `several`, whose batches are normalised by tower, if they train so
     resumes: bool = False  # whether a training may keep something outside of its variables
     alone: str = "1"  # in words
 
@@ -134,8 +134,12 @@ class Comparison:
                 "roundings so much that nothing can be told"
             )
         line = f"towers:   {self.towers} equal {self.alone} on this network to {apart}"
-        if self.by_tower:
-            line = f"*** {line} with batch_norm=global; with batch_norm=tower, as they train, they need not"
+        if self.by_tower and (excess := self._beyond(self._gaps(whole, self.by_tower({})))):
+            most = max(excess, key=lambda each: each.proportion)
+            line = (
+                f"*** towers: {self.towers} are not 1 with batch_norm=tower: {most.name} differs by "
+                f"{most.proportion:.0e} on this network, and by {apart} with batch_norm=global"
+            )
         return Outcome(line, self.towers, relative=gap.proportion, compared=self.compared)
 
     def _undecided(self, why: str) -> Outcome:

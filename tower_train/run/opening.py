@@ -16,7 +16,7 @@ from tower_train.proof.towers import compare_towers, is_due
 from tower_train.run import actions, data_check, messages, saving
 from tower_train.run.evaluations import Evaluations
 from tower_train.run.hooks import Action, UserHooks
-from tower_train.run.plan import COMPARED, Plan
+from tower_train.run.plan import Plan
 from tower_train.run.signals import Received
 from tower_train.run.training import Training
 from tower_train.run.watchdog import StepWatchdog
@@ -24,6 +24,7 @@ from tower_train.run_dir import checkpoint, directory, logs
 
 v1 = tf.compat.v1
 _MOST_NAMES = 10  # of variables, in a line
+_COMPARED = "compared_with_one_tower"  # key of run.json
 
 
 @contextlib.contextmanager
@@ -78,7 +79,7 @@ def _prepare(training: Training, stack: contextlib.ExitStack) -> None:
     if plan.is_to_be_compared and is_due(plan.config, path, stateful):
         outcome = compare_towers(plan.workload, plan.examples, plan.config, graph)
         notes.append(outcome.line)
-        plan.run_json[COMPARED] = outcome._asdict()
+        plan.run_json[_COMPARED] = outcome._asdict()
     if plan.is_chief:
         checkpoint.remove_leftovers(plan.run_dir.path)  # only now, as a start that fails before changes nothing
         # drops the records of what will be done again
@@ -108,8 +109,8 @@ def _prepare_chief(training: Training, stack: contextlib.ExitStack) -> list[str]
     training.evaluations = Evaluations(plan)
     stack.callback(training.evaluations.close)
     notes += training.evaluations.begin(graph.saved.variables)
-    if COMPARED in plan.before:  # stays true, unless this start compares again
-        plan.run_json[COMPARED] = plan.before[COMPARED]
+    if _COMPARED in plan.before:  # stays true, unless this start compares again
+        plan.run_json[_COMPARED] = plan.before[_COMPARED]
     return notes
 
 

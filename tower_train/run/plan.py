@@ -14,8 +14,6 @@ from tower_train.run_dir import checkpoint, directory, manifest
 from tower_train.run_dir.best import Best
 from tower_train.workload import Workload
 
-COMPARED = "compared_with_one_tower"  # key of run.json
-
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -38,8 +36,18 @@ class Plan:
 
     @property
     def is_to_be_compared(self) -> bool:
-        """Returns whether its towers must show that they equal one: in a new run, and in one that had one tower."""
-        return not self.steps_done or (bool(self.before) and COMPARED not in self.before)
+        """Returns whether its towers must show that they equal one: in a new run, and in a resumed one with another
+        number of batches a step, --variable_update or --batch_norm."""
+        if not self.steps_done:
+            return True
+        if self.config.elastic or not self.before:  # its workers come and go; or a checkpoint without a run.json
+            return False
+        options = self.before["config"]
+        workers = len((options["worker_hosts"] or "").split(","))
+        batches = len(self.before["devices"]) * options["accumulate_steps"] * workers
+        return batches != self.config.batches_per_step or any(
+            options[name] != getattr(self.config, name) for name in ("variable_update", "batch_norm")
+        )
 
 
 def make_plan(

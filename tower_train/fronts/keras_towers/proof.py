@@ -69,7 +69,8 @@ def compare_steps(parallel, batches: Sequence, spec, is_first: bool = False) -> 
         float64 = compat.in_float64(variables) if dtype == "float64" else contextlib.nullcontext()
         with float64, compat.replaced(alone, "train_function", None):  # which is traced anew
             trial = _Trial(variables, alone, rows, spec, is_float64=dtype == "float64")
-            several, by_tower = parallel.of_towers(count, "global"), parallel.batch_norm_over == "tower"
+            several, is_by_tower = parallel.of_towers(count, "global"), parallel.batch_norm_over == "tower"
+            by_tower = trial.training(parallel.of_towers(count, "tower")) if is_by_tower else None
 
             def where(*_) -> str:
                 tolerance = comparison.epsilon(np.dtype(dtype)) ** 0.6

@@ -81,9 +81,10 @@ def _compared(
             def train_one(begin: Arrays) -> list[Values]:
                 return done.pop() if done else train(devices[:1], size, first | begin).after
 
-            def several(begin: Arrays) -> list[Values]:
-                return train(devices[:count], size // count, first | begin).after
+            def several(begin: Arrays, batch_norm: str = "global") -> list[Values]:
+                return train(devices[:count], size // count, first | begin, batch_norm).after
 
+            is_by_tower = estimator.config.batch_norm == "tower"
             return comparison.Comparison(
                 train_one,
                 several,
@@ -91,7 +92,7 @@ def _compared(
                 one.dtype,
                 count,
                 f"{STEPS} steps of {size} examples, {one.dtype.name}",
-                by_tower=estimator.config.batch_norm == "tower",
+                by_tower=functools.partial(several, batch_norm="tower") if is_by_tower else None,
             ).outcome()
 
         return comparison.in_dtypes(["float64", None], compare)
@@ -130,6 +131,7 @@ def _train(
     towers: Sequence[str],
     size: int,
     begin: Arrays | None = None,
+    batch_norm: str = "global",
 ) -> "_Variables":
     """Trains an Estimator, which begins with these values of its variables, on batches of a size a tower.
 
@@ -142,7 +144,7 @@ def _train(
         twin._warm_start_settings = None  # values of other dtypes, and the chief alone may be able to read them
     twin._config = config.alone(
         model_dir=twin._model_dir,
-        batch_norm="global",
+        batch_norm=batch_norm,
         check_towers="never",
         save_checkpoints_secs=None,
         save_checkpoints_steps=None,
