@@ -64,7 +64,7 @@ CASES = {
     ),
     "a broadcast metric": (
         measured(lambda outputs, labels: {"off": outputs[:, :1] - tf.cast(labels, tf.float32)}),
-        r"the metric 'off' is float32 \[8, 8\] for a batch of 8 .* Outputs \[batch, 1\] and labels \[batch\] give such",
+        r"the metric 'off' is float32 \[8, 8\] for a batch of 8 examples. Let metrics",
     ),
     "a metric whose shape shows in a step": (
         measured(lambda outputs, labels: {"off": tf.numpy_function(lambda o: o[:, 0][:3], [outputs], tf.float32)}),
