@@ -297,13 +297,6 @@ def test_kernels_compute_what_plain_operations_do_and_have_their_gradients():
     assert {"FusedBatchNormV3", "FusedBatchNormGradV3"} <= kernels - plain
 
 
-def test_batches_in_turn_are_normalised_as_one_towers_in_turn():
-    workload, examples = make()
-    one = trainings.train(workload, examples, 2, batch_size=8, accumulate_steps=2, **TRAIN)
-    cut = dict(batch_size=4, accumulate_steps=2, num_gpus=2, variable_update="mirrored")
-    trainings.assert_same(trainings.train(workload, examples, 2, **cut, **TRAIN), one)
-
-
 def test_statistics_far_from_zero_are_combined_exactly():
     """A mean of squares less the square of the mean would lose all digits of this variance, in float32."""
     x = np.random.default_rng(0).normal(4096, 0.5, [16, 3]).astype(np.float32)

@@ -83,12 +83,6 @@ def test_a_poolings_gradient_goes_to_the_first_of_equal_values(window, stride, p
     np.testing.assert_allclose(found, wanted, rtol=1e-14)
 
 
-def test_what_draws_random_numbers_stays_outside_of_clusters():
-    with trainings.opened(find_workload(dropped), EXAMPLES, jit_compile="always") as (built, _):
-        drawing = [op for op in built.graph.get_operations() if "StatelessRandom" in op.type]
-        assert drawing and not any(op.node_def.attr["_XlaCompile"].b for op in drawing)
-
-
 def test_the_optimizers_that_would_split_clusters_are_off_only_where_towers_are_compiled():
     for count, folds in ((1, True), (2, False)):  # several logical CPUs: see leave_to_xla
         config = v1.ConfigProto(device_count={"CPU": count})
