@@ -28,28 +28,10 @@ CONFIG = dict(
     num_gpus=2, batch_size=16, optimizer="adam", learning_rate=0.01, summary_every_steps=0, check_towers="never"
 )
 NETWORK = "VGG16"  # in place of others, of which a tower takes up to ten seconds to build
-OTHERS = {  # of scripts and other programs
-    "cases",
-    "check",
-    "count",
-    "data_dir",
-    "durations",
-    "evaluator",
-    "flagfile",
-    "help",
-    "logdir",
-    "minutes",
-    "no-kill",
-    "recipe",
-    "seed",
-    "seeds",
-    "steps",
-    "tf_xla_deterministic_cluster_names",
-    "tf_xla_persistent_cache_directory",
-    "thorough",
-    "trials",
-    "workers",
-}
+OTHERS = set(  # of scripts and other programs
+    "cases check count data_dir durations evaluator flagfile help logdir minutes no-kill recipe seed seeds steps "
+    "tf_xla_deterministic_cluster_names tf_xla_persistent_cache_directory thorough trials workers".split()
+)
 
 
 def blocks(page):

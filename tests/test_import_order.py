@@ -10,28 +10,12 @@ import pytest
 
 # From the top: a module may import what stands below it, and nothing above it.
 PACKAGES = ("fronts", "bench", "run", "proof", "inference", "cluster", "run_dir", "graph", "data", "options")
-VOCABULARY = {
-    "errors",
-    "console",
-    "config",
-    "examples",
-    "workload",
-    "layers",
-    "normalization",
-    "initializers",
-    "host",
-    "files",
-    "measures",
-    "user_functions",
-}
-OF_VOCABULARY = {
-    "options",
-    "data.arrays",
-    "graph.batch_axis",
-    "graph.collectives",
-    "graph.context",
-    "graph.xla",
-}  # what else the vocabulary may import
+VOCABULARY = set(
+    "errors console config examples workload layers normalization initializers host files measures "
+    "user_functions".split()
+)
+# What else the vocabulary may import.
+OF_VOCABULARY = {"options", "data.arrays", "graph.batch_axis", "graph.collectives", "graph.context", "graph.xla"}
 
 
 def module_names(root):

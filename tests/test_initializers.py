@@ -42,10 +42,7 @@ def centred(calls):
 
 @pytest.mark.parametrize(
     "options",
-    [
-        dict(num_gpus=2, variable_update="mirrored", check_mirrors_every_steps=1),
-        dict(num_gpus=1, dtype="bfloat16"),
-    ],
+    [dict(num_gpus=2, variable_update="mirrored", check_mirrors_every_steps=1), dict(num_gpus=1, dtype="bfloat16")],
     ids=str,
 )
 def test_it_is_what_numpy_makes_of_the_first_training_examples(options):

@@ -55,10 +55,7 @@ def _replace_by_folder(path):
 @pytest.mark.parametrize(
     "damage, text",
     [
-        (
-            lambda path: path.write_bytes(bytes(2 * 3073 + 100)),
-            "has 6246 bytes; the CIFAR-10 binary format has 3073 for",
-        ),
+        (lambda path: path.write_bytes(bytes(2 * 3073 + 100)), "has 6246 bytes; the CIFAR-10 binary format has 3073"),
         (_spoil_label, "record 1003 has label 10; labels are 0 to 9"),
         (lambda path: path.write_bytes(b""), "has 0 bytes"),
         (pathlib.Path.unlink, "cannot be read: No such file"),

@@ -29,11 +29,7 @@ def pairs(count):
         (lambda: tf.data.Dataset.range(3), {}, "elements returned .* of .features, label., not of these"),
         (lambda: pairs(3).repeat(), {}, "it repeats, so say how many examples make an epoch with num_examples="),
         (lambda: pairs(3).filter(lambda x, y: True), {}, "TensorFlow cannot count this dataset"),
-        (
-            lambda: tf.data.Dataset.from_tensor_slices((tf.ragged.constant([[1], [2, 3]]), [0, 1])),
-            {},
-            "a ragged tensor",
-        ),
+        (lambda: tf.data.Dataset.from_tensor_slices((tf.ragged.constant([[1], [2, 3]]), [0, 1])), {}, "a ragged"),
         (lambda: tf.data.Dataset.from_tensor_slices((tf.sparse.eye(3), [0, 1, 2])), {}, "a sparse tensor, float32 "),
     ],
 )

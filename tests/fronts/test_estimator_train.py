@@ -22,8 +22,7 @@ _JIT_LEVEL.graph_options.optimizer_options.global_jit_level = v1.OptimizerOption
 
 
 @pytest.mark.parametrize(
-    ("towers", "options"),
-    [(3, {"session_config": _JIT_LEVEL}), (5, {}), (2, {"jit_compile": "always"})],
+    ("towers", "options"), [(3, {"session_config": _JIT_LEVEL}), (5, {}), (2, {"jit_compile": "always"})]
 )
 def test_towers_train_the_weights_of_one_device_on_their_joined_batches(tmp_path, towers, options):
     estimator = make(tmp_path, towers, **options)
@@ -31,13 +30,8 @@ def test_towers_train_the_weights_of_one_device_on_their_joined_batches(tmp_path
     steps = 36 // towers  # the last batch does not suffice for five towers
     np.testing.assert_allclose(weights_of(estimator), expected_weights(steps, towers), atol=1e-12)
     assert estimator.get_variable_value("global_step") == steps
-    assert sorted(estimator.get_variable_names()) == [
-        "bias",
-        "bias/Momentum",
-        "global_step",
-        "weights",
-        "weights/Momentum",
-    ]
+    names = sorted(estimator.get_variable_names())
+    assert names == ["bias", "bias/Momentum", "global_step", "weights", "weights/Momentum"]
 
 
 def test_hooks_find_the_first_towers_tensors_by_the_models_own_names_and_end_the_training(tmp_path):

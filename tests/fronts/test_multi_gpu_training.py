@@ -162,11 +162,7 @@ def network(middle=list):
     return lambda: keras.Sequential([keras.Input([4]), layers.Dense(5, "tanh"), *middle(), layers.Dense(3)])
 
 
-ADDED = [
-    lambda x: 0.1 * ops.mean(x**2),
-    lambda x: [ops.mean(x**2), ops.mean(ops.abs(x))],
-    lambda x: 0 * ops.mean(x) + 7,
-]
+ADDED = [lambda x: ops.mean(x**2) / 9, lambda x: [ops.mean(x**2), ops.mean(ops.abs(x))], lambda x: 0 * ops.mean(x) + 7]
 OF_ACTIVITIES = ["l2", lambda y: 0.01 * ops.sum(y) * ops.shape(y)[1]]
 MEASURED = {"vector": lambda x: ops.sum(x**2, axis=-1), "largest": lambda x: ops.max(x, axis=1)}
 

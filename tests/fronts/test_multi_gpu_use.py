@@ -280,10 +280,7 @@ class TestMisuse:
         model = keras.Sequential([keras.Input([4]), layers.Dense(3), layers.Lambda(output, (3,), name="odd")])
         parallel = tower_train.multi_gpu_model(model, gpus=2)
         parallel.compile("sgd", lambda _, outputs: keras.ops.mean(outputs))
-        for use in (
-            lambda: parallel.fit(*data(16, 4), batch_size=8, verbose=0),
-            lambda: parallel.predict(data(8, 4)[0]),
-        ):
+        for use in (lambda: parallel.fit(*data(16, 4), verbose=0), lambda: parallel.predict(data(8, 4)[0])):
             with pytest.raises(ConfigError, match="the output odd of shape .* Put the batch first") as caught:
                 use()
             assert "\n" not in str(caught.value)

@@ -25,10 +25,7 @@ def model(features, labels, mode, params):
         size = tf.fill(tf.shape(labels), params["batch_size"])
 
         def metrics(labels, predicted, size):
-            return {
-                "mae": v1.metrics.mean_absolute_error(labels, predicted),
-                "size": v1.metrics.mean(size),
-            }
+            return {"mae": v1.metrics.mean_absolute_error(labels, predicted), "size": v1.metrics.mean(size)}
 
         return tpu.TPUEstimatorSpec(mode, loss=spec.loss, eval_metrics=(metrics, [labels, predicted, size]))
     if mode == TRAIN:

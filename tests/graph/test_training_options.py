@@ -30,11 +30,7 @@ MIRRORED = dict(num_gpus=2, variable_update="mirrored")
 
 @pytest.mark.parametrize(
     ("lookup", "options", "decay"),
-    [
-        (by_gather, dict(num_gpus=1), 0),
-        (by_gather, dict(num_gpus=4), 0.3),
-        (by_sparse_lookup, MIRRORED, 0.3),
-    ],
+    [(by_gather, dict(num_gpus=1), 0), (by_gather, dict(num_gpus=4), 0.3), (by_sparse_lookup, MIRRORED, 0.3)],
 )
 def test_sparse_gradients_are_decayed_and_clipped_as_the_sums_of_repeated_rows(lookup, options, decay):
     """With plain SGD at rate 1 the step is numpy's mean gradient, scaled to the norm of the limit."""

@@ -62,8 +62,7 @@ WORKLOADS = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "augment_on"),
-    [("by index", "device"), ("of many types", "host"), ("shuffled", "device")],
+    ("kind", "augment_on"), [("by index", "device"), ("of many types", "host"), ("shuffled", "device")]
 )
 def test_every_step_and_every_resume_is_that_of_an_unstaged_run(kind, augment_on, monkeypatch):
     """Resumed in another session, and in the same one, every other time after a step that failed half way."""

@@ -35,11 +35,8 @@ def words(text):
 
 
 def test_it_tells_the_results_options_data_and_versions_of_a_run(image_run, page):
-    result, run_json, told = (
-        jobs.read_json(image_run, "result.json"),
-        jobs.read_json(image_run, "run.json"),
-        words(page),
-    )
+    result, run_json = (jobs.read_json(image_run, f"{name}.json") for name in ("result", "run"))
+    told = words(page)
     metric = result["evaluation"]["metrics"]["precision @ 1"]
     assert f"precision @ 1 {metric['mean']:.4g} {metric['low']:.3f} to {metric['high']:.3f} 6 test 8" in told
     assert "Done: step 8" in told and "blåu 10 rød 10" in told and "--image_size 32" in told

@@ -111,11 +111,7 @@ MIRRORED = dict(variable_update="mirrored")
             [A100, RTX],
             {},
             dict(check_mirrors_every_steps=100),
-            [
-                ON_GPUS,
-                "nccl",
-                "*** GPUs of different models (A100, RTX 4090): the slowest sets the pace of all. Their copies",
-            ],
+            [ON_GPUS, "nccl", "*** GPUs of different models (A100, RTX 4090): the slowest sets the pace of all."],
         ),
         ([A100, RTX], BEGAN, dict(check_mirrors_every_steps=0), []),
         ([A100, RTX], dict(check_mirrors_every_steps=7), dict(check_mirrors_every_steps=7), ["for", "nccl", "***"]),

@@ -70,10 +70,7 @@ CASES = {
         measured(lambda outputs, labels: {"off": tf.numpy_function(lambda o: o[:, 0][:3], [outputs], tf.float32)}),
         r"^workload toy: tower_\d/metrics/.* fails on examples of toy test: .*\[3\].*\[8\]",
     ),
-    "too few outputs for the loss": (
-        network(2),
-        r"^toy train has 3 classes \(one, two, three\), but the network of workload toy gives 2 outputs\.",
-    ),
+    "too few outputs for the loss": (network(2), "^toy train has 3 classes.*, but the network of workload toy gives 2"),
     "too few outputs for labels that come later": (
         unnamed(network(2)),
         r"^workload toy: tower_\d/.* fails on examples of toy test: .* = 2 is not in \[0, 2\). Has a label no output",
@@ -173,10 +170,7 @@ MISTAKES = {  # {what: (fields of the workload, the line)}
     "examples: a tuple": (dict(examples=lambda r: (np.ones([9, 4]), np.ones(9))), "returned a tuple of numpy array "),
     "examples: no function": (dict(examples=5), r"examples is 5 \(int\). Let it be a function"),
     "open: None": (dict(examples=lambda r: Examples("mine", 9, lambda: None)), "mine: open returned None. Let it"),
-    "elements: None": (
-        dict(examples=lambda r: Examples("mine", 9, None, elements=lambda: None)),
-        "mine: elements returned None.",
-    ),
+    "elements: None": (dict(examples=lambda r: Examples("mine", 9, None, elements=lambda: None)), "elements returned"),
     "inference: numpy": (dict(inference=lambda x, t: np.ones([8, 3])), r"returned numpy array float64 \(8, 3\)"),
     "inference: no variables": (dict(inference=lambda x, t: x[:, :3]), "trains nothing: its loss depends on no var"),
     "inference_for: None": (dict(inference=None, inference_for=lambda e: None), "inference is None. Let it be a func"),
