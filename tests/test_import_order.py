@@ -94,7 +94,6 @@ OWN_CONFIGURATION = {
     "tower_train.cluster.store": "a client of a server that runs already",
     "tower_train.cluster.program": "a copy of that of the devices",
     "tower_train.fronts.compat": "a copy of the process's",
-    "tower_train.fronts.tf1.contrib": "not of a session",
     "tower_train.fronts.tf1.views": "of an old program, whose sessions are the only ones",
 }
 OPENERS = {"Session", "MonitoredTrainingSession", "SingularMonitoredSession", "ChiefSessionCreator"}
