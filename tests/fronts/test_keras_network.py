@@ -261,7 +261,6 @@ def within(block):
             {},
             r"sequential takes string \[None, 6, 6, 2\], and the examples give float64",
         ),
-        (ending_in(SYNCHRONIZED), dict(batch_norm="tower"), "has synchronized=True. Leave --batch_norm=tower out"),
         (ending_in(lambda: keras.layers.Lambda(of_gamma)), {}, "draws by keras.random.gamma from a SeedGenerator"),
     ],
 )

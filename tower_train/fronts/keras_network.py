@@ -179,10 +179,6 @@ class _Network:
         if mask is not None:
             raise errors.GraphError(f"keras_network: {layer.name} gets a mask, which towers cannot normalise by.")
         tower = context.current()
-        if layer.synchronized and tower.statistics is not None and tower.by_tower:
-            raise errors.ConfigError(
-                f"keras_network: {layer.name} has synchronized=True. Leave --batch_norm=tower out."
-            )
         moving = [self._in_graph[id(v)] for v in (layer.moving_mean, layer.moving_variance)]
         gamma = self._in_graph[id(layer.gamma)] if layer.scale else tf.ones(moving[0].shape, moving[0].dtype)
         beta = self._in_graph[id(layer.beta)] if layer.center else tf.zeros(moving[0].shape, moving[0].dtype)

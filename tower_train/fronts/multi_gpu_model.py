@@ -59,12 +59,11 @@ def multi_gpu_model(
     workers, is_alone = exchange.find(), len(placed.towers) == 1
     merge_device = HOST if cpu_merge and not is_alone else placed.towers[0]
     for layer in compat.sublayers(model) if len(placed.towers) * workers.size > 1 else ():
-        for name in ("stateful", *(["synchronized"] if batch_norm == "tower" else [])):
-            if getattr(layer, name, False):
-                raise errors.ConfigError(
-                    f"multi_gpu_model: {layer.name} has {name}=True, and a tower sees its part of a batch only. Leave "
-                    "that out, or train on one device: gpus=1."
-                )
+        if getattr(layer, "stateful", False):
+            raise errors.ConfigError(
+                f"multi_gpu_model: {layer.name} has stateful=True, and a tower sees its part of a batch only. Leave "
+                "that out, or train on one device: gpus=1."
+            )
     return TowerModel(model, placed.towers, merge_device, workers, batch_norm, check_towers)
 
 

@@ -86,16 +86,6 @@ def sequence_loss(logits, targets, weights, average_across_timesteps=True, avera
     return tf.reduce_sum(losses, axes) / (tf.reduce_sum(weights, axes) + 1e-12) if axes else losses
 
 
-def _flipped(function):
-    return lambda logits, labels, **kwargs: function(labels=labels, logits=logits, **kwargs)
-
-
-# tf.contrib.nn's: their order before 1.0
-deprecated_flipped_sigmoid_cross_entropy_with_logits = _flipped(v1.nn.sigmoid_cross_entropy_with_logits)
-deprecated_flipped_softmax_cross_entropy_with_logits = _flipped(v1.nn.softmax_cross_entropy_with_logits)
-deprecated_flipped_sparse_softmax_cross_entropy_with_logits = _flipped(v1.nn.sparse_softmax_cross_entropy_with_logits)
-
-
 class HParams(types.SimpleNamespace):
     """tf.contrib.training's: named values that a string can change."""
 

@@ -52,7 +52,7 @@ tensorflow.contrib.losses                        tf_slim.losses
 tensorflow.contrib.metrics                       tf_slim.metrics V1:metrics
 tensorflow.contrib.metrics.set_ops               tensorflow.python.ops.sets
 tensorflow.contrib.nccl                          OURS
-tensorflow.contrib.nn                            OURS V1:nn
+tensorflow.contrib.nn                            use: tf.nn, whose losses take labels= and logits=
 tensorflow.contrib.opt                           use: the optimizers of tf.train, or of Keras
 tensorflow.contrib.quantize                      use: the package tensorflow-model-optimization
 tensorflow.contrib.rnn.LSTMBlockCell             V1:nn.rnn_cell.BasicLSTMCell
