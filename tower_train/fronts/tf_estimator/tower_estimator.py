@@ -17,6 +17,7 @@ from tower_train.graph import devices, xla
 
 v1 = tf.compat.v1
 TRAIN = library.api.ModeKeys.TRAIN
+_model_to_estimator = library.keras_lib.model_to_estimator  # programs may put ours in its place
 _OF_A_WORKER = 1_000_003  # numbers of draws without a seed
 
 
@@ -174,7 +175,7 @@ def model_to_estimator(keras_model=None, *args, checkpoint_format: str = "saver"
             "tf.keras, with TF_USE_LEGACY_KERAS=1 in the environment before tensorflow is imported, or train it by "
             "tower_train.multi_gpu_model."
         )
-    return library.keras_lib.model_to_estimator(keras_model, *args, checkpoint_format=checkpoint_format, **kwargs)
+    return _model_to_estimator(keras_model, *args, checkpoint_format=checkpoint_format, **kwargs)
 
 
 def on_towers(module: types.ModuleType) -> dict[str, type]:
