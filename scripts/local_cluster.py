@@ -35,10 +35,7 @@ def main(argv: list[str]) -> int:
             "--evaluator is for programs, as in --evaluator -- python mine.py; the trainer has evaluate --watch."
         )
     hosts, last = host.free_addresses(options.workers), options.workers + options.evaluator
-    try:
-        workers = [_start(hosts, index, flags, program) for index in range(last)]
-    except OSError as error:
-        parser.error(f"{program[0]} cannot be started: {error.strerror}. Give a program, as in -- python mine.py.")
+    workers = [_start(hosts, index, flags, program) for index in range(last)]
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: [worker.send_signal(number) for worker in workers])
     names = [f"worker {index}" for index in range(options.workers)] + ["evaluator"]

@@ -95,10 +95,6 @@ class Workload:
     recipes: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, hash=False)
 
     def __post_init__(self):
-        if not isinstance(self.name, str) or not self.name:
-            raise errors.ConfigError(
-                f"Workload(name={self.name!r}): it must be a text, from which runs get their name."
-            )
         for name, value in self.mode.items():
             if value not in (MIN, MAX):
                 raise errors.ConfigError(

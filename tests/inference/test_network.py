@@ -78,16 +78,9 @@ def test_sure_examples_are_looked_at_once(graph, doubt):
         np.testing.assert_allclose(outputs["b"], np.where(is_mean, 0.3 - 0.7 * 2, 1) * x[:, 0], rtol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("views", "network", "message"),
-    [
-        (lambda x: [(0.5, x), (0.4, x)], linear, "the weights of its views are 0.5, 0.4, which sum to 0.9"),
-        (lambda x: [(1, x)], lambda x, training: (x, tf.cast(x, tf.int32)), "outputs of dtype int32 have no mean"),
-    ],
-)
-def test_views_that_cannot_be_averaged_are_refused(graph, views, network, message):
-    with pytest.raises(GraphError, match=f"^workload toy: .*{message}"):
-        viewed(views, lambda x, training: network(tf.cast(x, tf.float32), training))
+def test_views_that_cannot_be_averaged_are_refused(graph):
+    with pytest.raises(GraphError, match="^workload toy: the weights of its views are 0.5, 0.4, which sum to 0.9"):
+        viewed(lambda x: [(0.5, x), (0.4, x)], lambda x, training: linear(tf.cast(x, tf.float32), training))
 
 
 @pytest.mark.parametrize("kind", ["train", "evaluate"])

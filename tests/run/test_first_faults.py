@@ -209,7 +209,6 @@ def test_xlas_flag_that_changes_random_numbers_is_refused(tmp_path, monkeypatch)
     ("fields", "line"),
     [
         (dict(recipe={"learning_rat": 0.1}), "its recipe names 'learning_rat', which is no option"),
-        (dict(name=None), r"Workload\(name=None\): it must be a text"),
         (dict(metrics=["accuracy"]), "metrics has 'accuracy'. Give keras.metrics objects"),
     ],
 )

@@ -11,7 +11,7 @@ from tower_train import errors
 from tower_train.options import Options, option
 
 FORMS, SIDES, MEASURING = "What to show", "The sides", "Measuring"
-_DTYPES, _ON_REQUEST = ("float32", "bfloat16"), "float16"  # the last only if --systems names it
+_DTYPES = ("float32", "bfloat16")
 _SWEEP_BATCH_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # of one tower
 
 
@@ -179,10 +179,9 @@ def _every_side(options: BenchmarkOptions, common: dict, rivals: Sequence[Side])
     No rival has Muon, so towers train by momentum as they do; with a recipe's Muon in sides of their own.
     """
     sides = [rival for rival in rivals if options.batch_size % rival.num_devices == 0]
-    dtypes = (*_DTYPES, _ON_REQUEST) if _ON_REQUEST in (options.systems or "") else _DTYPES
     has_muon = common["optimizer"] == "muon"
     alike = {"optimizer": "momentum"} if has_muon else {}
-    for dtype in dtypes:
+    for dtype in _DTYPES:
         for towers in options.tower_counts:
             name, fewest = f"{counted(towers, 'tower')}/{dtype}", towers == options.tower_counts[0]
             sides.append(_trainer(options, name, towers, dtype, alike, is_quick=dtype == "float32" or fewest))

@@ -60,12 +60,6 @@ def _over_views(workload: Workload, network: Callable[[Tensors], Tensors], featu
 
     with v1.name_scope("views"):
         first = network(views[0])
-        for leaf in tf.nest.flatten(first):
-            if not leaf.dtype.is_floating:
-                raise errors.GraphError(
-                    f"workload {workload.name}: outputs of dtype {leaf.dtype.name} have no mean over views. Let "
-                    "inference return floating-point outputs, or leave `test_time_augmentation` out."
-                )
         if not workload.unsure:
             return _mean(network, first, views[1:], weights), first
         unsure = workload.unsure(first)
