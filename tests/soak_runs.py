@@ -65,7 +65,7 @@ DISTURBANCES = {
 NAMED = r"worker (\d+) \([^)]*\)(?:: worker \1 \([^)]*\))? "
 # (pattern of a line with a worker's index, what must have been done to that one)
 CLAIMS = (
-    (NAMED + r"(?:is missing|is lost|has not started|has ended|was told to end)", "touched"),
+    (NAMED + r"(?:is missing|is lost|has not started|has ended)", "touched"),
     (r"worker (\d+) \([^)]*\),? (?:has come, but |which )?is not reached", "touched"),
     (NAMED + r"(?:cannot train|trains already|cannot be started)", "wrong"),
     (r"(\*\*\* Ignored) a status of ", "garbage"),

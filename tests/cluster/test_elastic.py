@@ -61,10 +61,8 @@ def test_who_comes_later_is_compared_waits_and_is_taken_in_and_who_is_too_many_h
     chief.note_step()
     jobs.wait_for(lambda: chief.is_to_resize and not chief._detector.is_silent(1))
     resized = chief.resized()
-    assert f"Saved at step 4, as {first.task.name(1)} waits for a place. --elastic: " in str(resized), str(resized)
+    assert "Saved at step 4, to go on with other workers. --elastic: " in str(resized), str(resized)
     assert resized.environment == {"TOWER_TRAIN_ELASTIC": '{"group": [0, 1], "idle_starts": 0, "lost": []}'}
-    chief._rendezvous.leaving = {2}
-    assert f"Saved at step 4, as {first.task.name(2)} was told to end. --elastic: " in str(chief.resized())
     assert not waiting.done()
     assert chief.leave("last step") == "last step"
     with pytest.raises(RunOver) as over:

@@ -202,11 +202,6 @@ class Programs:
     def size_of_the_batch(x, training):
         return plain(x / tf.cast(tf.shape(x)[0], x.dtype), training)  # here
 
-    @program()
-    def complex_variable(x, training):
-        weights = weight("w", [4, 4], tf.complex64, v1.ones_initializer())
-        return plain(tf.cast(tf.abs(tf.cast(x, tf.complex64) @ weights), x.dtype), training)
-
 
 @program("Read the variable before (tf.identity of it), and assign a mean over examples")
 def fake_quantisation_by_the_batch(x, training):

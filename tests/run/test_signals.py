@@ -1,14 +1,13 @@
 """Ctrl-C and kill end a run after the step under way, and it can go on from there."""
 
 import os
-import re
 import signal
 
 import jobs
 import pytest
 
 from tower_train import Config, train
-from tower_train.run import saving, signals
+from tower_train.run import signals
 from tower_train.run_dir import checkpoint
 
 
@@ -47,21 +46,19 @@ def test_a_signal_during_the_final_save_leaves_a_finished_run(tmp_path, monkeypa
     assert jobs.saved_steps(tmp_path) == [4]
 
 
-def test_a_signal_ends_the_last_evaluation_and_the_same_command_makes_up_for_it(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(saving, "LONG_SECS", 0.0)  # each tells how far it is
+def test_a_signal_ends_the_last_evaluation_and_the_same_command_makes_up_for_it(tmp_path, capsys):
     config = Config(**jobs.TOY | dict(train_dir=str(tmp_path), max_steps=5, eval_at_end=True))
     result = train("toy_workload", config, on_log=lambda _: os.kill(os.getpid(), signal.SIGTERM))
     assert (result.step, result.stopped_by, result.reason.exit_status) == (5, "SIGTERM", 143)
     output = capsys.readouterr().out
     assert "ckpt-5 was interrupted by SIGTERM.\nStopped by SIGTERM at step 5 of 5" in output
-    assert "\nResume: " in output and "Evaluating" not in output
+    assert "\nResume: " in output
     assert "evaluation" not in jobs.read_json(tmp_path, "result.json")
     for _ in range(2):
         assert train("toy_workload", config).reason.exit_status == 0
         assert jobs.read_json(tmp_path, "result.json")["evaluation"]["step"] == 5
     output = capsys.readouterr().out
     assert "nothing to do" in output and "\nResult:   precision @ 1 = " in output
-    assert re.findall(r"Evaluating: (\d+) of 50 examples of toy test after \d+ s", output) == ["16"]
 
 
 def test_the_first_signal_counts_and_handlers_come_back_also_after_an_error():

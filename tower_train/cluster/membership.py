@@ -213,12 +213,7 @@ class WorkerMembership(Membership):
 
     def resized(self) -> errors.WorkerError:
         """Returns the error by which a worker restarts itself after it has left because of RESIZED."""
-        leaving = sorted(self._rendezvous.leaving)
-        waiting = self._detector.ready(self._heartbeat.status) if self.task.is_chief else []
-        names = ", ".join(map(self.task.name, leaving or waiting))
-        what = "was told to end" if leaving else "waits for a place"
-        why = f"{names} {what}" if names else "the chief goes on with other workers"
-        text = f"Saved at step {self._heartbeat.status.step}, as {why}. {RESIZES}"
+        text = f"Saved at step {self._heartbeat.status.step}, to go on with other workers. {RESIZES}"
         return errors.WorkerError(text, environment=self._heartbeat.next_start().environment())
 
     def _check_address(self) -> None:

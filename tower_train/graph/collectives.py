@@ -233,19 +233,14 @@ class AllReduce:
 
     def _mean_of_dense(self, message: list[list[tf.Tensor]]) -> list[list[tf.Tensor]]:
         shapes, dtype = [value.shape for value in message[0]], message[0][0].dtype
-        sent = self._dtype or _SUMMED_AS.get(dtype, dtype.real_dtype)
+        sent = self._dtype or _SUMMED_AS.get(dtype, dtype)
 
         def pack(local):
             whole = tf.concat([tf.reshape(value, [-1]) for value in local], axis=0)
-            if dtype.is_complex:  # no collective takes it
-                whole = tf.reshape(tf.bitcast(whole, dtype.real_dtype), [-1])
             return tf.cast(self._weighted(whole), sent)
 
         def unpack(mean):
-            mean = tf.cast(mean, dtype.real_dtype)
-            if dtype.is_complex:
-                mean = tf.bitcast(tf.reshape(mean, [-1, 2]), dtype)
-            parts = tf.split(mean, [shape.num_elements() for shape in shapes])
+            parts = tf.split(tf.cast(mean, dtype), [shape.num_elements() for shape in shapes])
             return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
 
         return self._on_each(unpack, self._mean(self._on_each(pack, message)))

@@ -128,9 +128,9 @@ class Evaluator:
             metrics = self._metrics(self._count(session, 1))
         self.first_metric = next((name, metric.mode) for name, metric in metrics.items())
 
-    def evaluate(self, path: str, after_batch: Callable[[int, Examples], None] = lambda *_: None) -> Evaluation:
-        """Restores a checkpoint and counts every example once. after_batch: called with the number of examples so far
-        and with all examples; its errors end the evaluation.
+    def evaluate(self, path: str, after_batch: Callable[[], None] = lambda: None) -> Evaluation:
+        """Restores a checkpoint and counts every example once. after_batch: called after each batch; its errors end the
+        evaluation.
 
         Raises:
           RunError: the checkpoint cannot be restored into this network.
@@ -165,7 +165,7 @@ class Evaluator:
                 "Mend num_examples= or the dataset."
             )
 
-    def _count(self, session: v1.Session, most_steps: int, after_batch=lambda *_: None) -> "_Totals":
+    def _count(self, session: v1.Session, most_steps: int, after_batch=lambda: None) -> "_Totals":
         """Returns the totals over a number of steps, or fewer if the examples end."""
         fetches = self.built.fetches
         totals = _Totals({name: [0.0, True] for name in fetches["metrics"]})
@@ -188,7 +188,7 @@ class Evaluator:
                 self.examples.check_labels(values["labels"])
                 classes, predicted = (values[name].ravel().tolist() for name in ("labels", "predictions"))
                 totals.pairs.update(zip(classes, predicted, strict=True))
-            after_batch(totals.count, self.examples)
+            after_batch()
         if not totals.count:
             raise errors.DataError(f"{self.examples.name}: its dataset gives no examples.")
         return totals

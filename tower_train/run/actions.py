@@ -16,7 +16,6 @@ from tower_train.run.training import Training
 from tower_train.run_dir import logs
 
 v1 = tf.compat.v1
-_MUCH_SECS = 1.0  # of waiting, from which advice is of use
 _MOST_IN_A_ROW = 10  # skipped steps: bad examples are rare, so more of them are a network that has diverged
 _UNTOUCHED = (
     "This step has not changed the variables, and the last checkpoint stays. Try a lower --learning_rate, or look at "
@@ -115,7 +114,6 @@ class Log(Action):
         self._every_steps = training.plan.config.log_every_steps
         self._bar, self._metrics, self._writer = bar, metrics, writer
         self._last_step, self._since, self._input_secs = training.plan.steps_done, training.now(), 0.0
-        self._has_advised = False
 
     def is_due(self, step):
         return self._bar.is_shown or self._has_line(step) or self._training.is_summarized(step)
@@ -143,11 +141,7 @@ class Log(Action):
         sec_per_batch = seconds / (steps * sum(layout.towers_per_worker))
         input_share = (self._training.input_secs - self._input_secs) / seconds
         self._input_secs = self._training.input_secs
-        is_slow = input_share >= messages.slow_input(self._training.plan.run_json)
-        say(messages.step_line(step, loss, examples_per_sec, sec_per_batch, input_share if is_slow else None))
-        if is_slow and self._input_secs > _MUCH_SECS and not self._has_advised:
-            self._has_advised = True
-            say(messages.input_advice(input_share))  # once, as it is long
+        say(messages.step_line(step, loss, examples_per_sec, sec_per_batch, input_share))
         self._bar.update(step, rates=f"loss {messages.as_loss(loss)}  {examples_per_sec:.0f} examples/sec")
         rates = {
             "learning_rate": float(report.learning_rate),

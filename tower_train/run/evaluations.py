@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tower_train.examples import TEST, TRAIN, VALIDATION, DataRequest, Examples
+from tower_train.examples import TEST, TRAIN, VALIDATION, DataRequest
 from tower_train.inference import report
 from tower_train.inference.evaluator import Evaluation, Evaluator
 from tower_train.inference.saved_run import RESULT_NAMES, curves_folder, write_curves
@@ -77,7 +77,7 @@ class Evaluations:
         notices = dict.fromkeys(each.examples.notice for each in self._evaluators.values())
         return lines + [f"*** {notice}" for notice in notices if notice not in (None, self._trained_on.notice)]
 
-    def evaluate(self, path: str, after_batch: Callable[[int, Examples], None]) -> list[str]:
+    def evaluate(self, path: str, after_batch: Callable[[], None]) -> list[str]:
         """Evaluates a checkpoint, writes the curves and keeps the results; returns lines about them. after_batch: as of
         `Evaluator.evaluate`."""
         self._open()

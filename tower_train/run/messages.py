@@ -14,6 +14,8 @@ from tower_train.run.plan import Plan
 from tower_train.run.results import Result, StopReason
 from tower_train.workload import Workload
 
+_SLOW_INPUT = 0.1  # on a CPU some waiting is usual, as input takes its time from the cores that train
+
 
 def opening_lines(plan: Plan) -> list[str]:
     """Returns the first lines of a run."""
@@ -84,29 +86,13 @@ def closing_lines(result: Result, last_step: int, path: str | None, evaluations:
     ]
 
 
-def step_line(
-    step: int, loss: float, examples_per_sec: float, sec_per_batch: float, input_share: float | None = None
-) -> str:
+def step_line(step: int, loss: float, examples_per_sec: float, sec_per_batch: float, input_share: float = 0.0) -> str:
     """Formats the original's log line. sec_per_batch: seconds per tower batch, over all towers; input_share: share of
-    the time that steps waited for input, if it is worth telling."""
-    waited = "" if input_share is None else f"; input {100 * input_share:.0f} %"
+    the time that steps waited for input, which is shown if it is large."""
+    waited = f"; input {100 * input_share:.0f} %" if input_share >= _SLOW_INPUT else ""
     return (
         f"{datetime.datetime.now()}: step {step}, loss = {as_loss(loss)} "
         f"({examples_per_sec:.1f} examples/sec; {sec_per_batch:.3f} sec/batch{waited})"
-    )
-
-
-def slow_input(run_json: dict) -> float:
-    """Returns the share of waiting for input above which the log mentions it."""
-    # on a CPU some waiting is usual, as input takes its time from the cores that train
-    return 0.05 if run_json["devices"][0].startswith("GPU") else 0.3
-
-
-def input_advice(input_share: float) -> str:
-    """Returns a line that tells what to do about slow input."""
-    return (
-        f"*** input {100 * input_share:.0f} %: steps spend this share of their time waiting for examples. "
-        "docs/training.md#slow-input says what helps."
     )
 
 

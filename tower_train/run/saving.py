@@ -1,14 +1,11 @@
 """Checkpoints during training: saving and evaluating them, and going on if that fails."""
 
-import math
-import time
 from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tower_train import errors
 from tower_train.console import enumeration, say
-from tower_train.examples import Examples
 from tower_train.graph.record import TrainingGraph
 from tower_train.run.hooks import Action
 from tower_train.run.results import save_error
@@ -16,7 +13,6 @@ from tower_train.run.training import Training
 from tower_train.run_dir import logs
 
 v1 = tf.compat.v1
-LONG_SECS = 10.0  # of an evaluation, which then says how far it is
 _MOST_NAMES = 3  # in a message
 
 
@@ -33,7 +29,6 @@ class Saver(Action):
         self._saved_step = training.step or None  # a start without steps saves nothing anew
         self._save_error, self._evaluation_error = None, None
         self._owes_evaluation = False  # until there is a checkpoint for it, if a save fails
-        self._evaluation_began = 0.0
 
     def begin(self):
         if path := self._training.evaluations.pending:  # which the last start left
@@ -92,7 +87,7 @@ class Saver(Action):
         return self._training.checkpoints.save(session, step)
 
     def _evaluate(self, path: str) -> None:
-        self._evaluation_error, self._owes_evaluation, self._evaluation_began = None, False, time.monotonic()
+        self._evaluation_error, self._owes_evaluation = None, False
         try:
             with self._training.paused(), self._training.watchdog.doing("an evaluation"):
                 say(*self._training.evaluations.evaluate(path, self._after_batch))
@@ -108,13 +103,10 @@ class Saver(Action):
         with self._training.paused():  # outside of `try`: an error of the user's function ends the run
             self._training.user_hooks.on_evaluate(record)
 
-    def _after_batch(self, count: int, examples: Examples) -> None:
-        """Ends an evaluation at a signal, and tells once of a long one how far it is."""
+    def _after_batch(self) -> None:
+        """Ends an evaluation at a signal."""
         if self._training.received.stopping:
             raise _Interrupted
-        if (seconds := time.monotonic() - self._evaluation_began) > LONG_SECS:
-            self._evaluation_began = math.inf
-            say(f"Evaluating: {count} of {examples.num_examples} examples of {examples.name} after {seconds:.0f} s.")
 
 
 class SendPosition(Action):
