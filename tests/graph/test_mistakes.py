@@ -117,7 +117,7 @@ NETWORKS = {  # {what: (network, options, words of the GraphError)}
         lambda x: weights(tf.nn.dropout(x, 0.5)),
         {},
         r"^workload mine: dropout/\S+ \(RandomUniform, test_mistakes.py:\d+\) would keep .* Use "
-        r"tower_train.layers.dropout, or --allow_stateful_random",
+        r"tower_train.layers.dropout, random_uniform .* --allow_stateful_random",
     ),
     "seeded": (lambda x: weights(x + tf.random.normal([8, 4], seed=1)), {}, "RandomStandardNormal, .* Use .*random_n"),
     "in cond": (
@@ -220,7 +220,7 @@ OTHERS = {  # {what: (class, words, fields of the workload, examples, options)}
     **{
         f"an augmentation with a state, on the {place}": wrong(
             GRAPH,
-            f"{where}.*RandomStandardNormal, .* Use the draws that `augment` is given",
+            f"{where}.*RandomStandardNormal, .* `augment` the draws that it is given",
             dict(augment=lambda x, draws: x + tf.random.normal(tf.shape(x))),
             augment_on=place,
         )

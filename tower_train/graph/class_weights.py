@@ -61,12 +61,3 @@ def parse(text: str | None, examples: Examples) -> np.ndarray | None:
             )
         weights[index] = value
     return weights
-
-
-def notes(weights: np.ndarray | None, examples: Examples) -> list[str]:
-    """Returns a line that tells the weights of classes; none without them."""
-    if weights is None:
-        return []
-    names = examples.class_names or range(len(weights))
-    shown = [f"{name} {weight:.4g}" for name, weight in zip(names, weights, strict=True)]
-    return [f"weights:  of classes in the loss: {enumeration(shown, _MOST_NAMES)}"]

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tower_train import errors, normalization
 from tower_train.examples import Tensors
-from tower_train.graph import class_weights, random_state
+from tower_train.graph import random_state
 from tower_train.graph.collectives import AllReduce
 from tower_train.graph.gradients import is_finite
 from tower_train.graph.loss_scale import LossScale
@@ -134,6 +134,5 @@ def notes(plan: StepPlan, stream: Stream, logits: Tensors, tower: BuiltTower) ->
     return (
         *stream.notes,
         *normalization.notes(tower.context),
-        *class_weights.notes(plan.class_weights, plan.examples),
         *activation_notes(plan.workload, logits),
     )

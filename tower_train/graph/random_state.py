@@ -29,19 +29,12 @@ class StatefulOp(NamedTuple):
 
 
 def refuse_stateful(workload: str, stateful: Sequence[StatefulOp]) -> None:
-    """Raises GraphError that names the first of these operations, and the function of tower_train to use instead."""
-    first = stateful[0]
-    by_example = "tower_train.layers.random_normal" if "Normal" in first.type else "tower_train.layers.random_uniform"
-    if "Dataset" in first.name or first.name.startswith("preprocess/"):
-        by_example = "the draws that `augment` is given"
-    elif "dropout" in first.name:
-        by_example = "tower_train.layers.dropout"
-    elif first.type.endswith("CandidateSampler"):
-        by_example = "a loss over all classes, such as tf.nn.sparse_softmax_cross_entropy_with_logits"
-    more = f" and {len(stateful) - 1} more" if len(stateful) > 1 else ""
+    """Raises GraphError that names the first of these operations, and what to use instead."""
+    first, more = stateful[0], f" and {len(stateful) - 1} more" if len(stateful) > 1 else ""
     raise errors.GraphError(
         f"workload {workload}: {first}{more} would keep a random state of its own, so that results would depend on the "
-        f"number of towers and on resuming. Use {by_example}, or --allow_stateful_random to train all the same."
+        "number of towers and on resuming. Use tower_train.layers.dropout, random_uniform or random_normal, in "
+        "`augment` the draws that it is given; or --allow_stateful_random to train all the same."
     )
 
 

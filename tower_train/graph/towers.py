@@ -102,16 +102,14 @@ def check_classes(workload: Workload, examples: Examples, outputs: Tensors, func
     """Raises GraphError for fewer outputs than classes, if `function` is the trainer's own for classes."""
     if not is_of_classes(function):
         return
-    num_outputs, names = outputs.shape[-1], examples.class_names
+    num_outputs = outputs.shape[-1]
     # labels without names may still be at hand, and count classes from 0
-    greatest = -1 if names or examples.labels is None else int(examples.labels.max())
-    if num_outputs is not None and num_outputs < max(len(names), greatest + 1):
-        shown = f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
-        wanted = f"{len(names)} classes ({shown})" if names else f"labels up to {greatest}"
-        at = "" if names else f" (label number {int(examples.labels.argmax())} is {greatest})"
+    num_labels = 0 if examples.labels is None else int(examples.labels.max()) + 1
+    num_classes = len(examples.class_names) or num_labels
+    if num_outputs is not None and num_outputs < num_classes:
         raise errors.GraphError(
-            f"{examples.name} has {wanted}, but the network of workload {workload.name} gives {num_outputs} "
-            f"output{'s' * (num_outputs != 1)}{at}. Let `inference` return one for each class."
+            f"{examples.name} has {num_classes} classes, but the network of workload {workload.name} gives "
+            f"{num_outputs} output{'s' * (num_outputs != 1)}. Let `inference` return one for each class."
         )
 
 

@@ -26,7 +26,7 @@ _ENOUGH = 20  # expected examples of a class in a sample from which its absence 
 
 
 def look(workload: Workload, examples: Examples, seed: int) -> tuple[list[str], bytes | None]:
-    """Warns of missing classes, and of features that are all the same or not finite; draws the first examples.
+    """Warns of missing classes, and of features that are not finite; draws the first examples.
 
     Looks at all labels if they are at hand, and at SAMPLE examples as evaluation sees them.
 
@@ -112,5 +112,3 @@ def _about_features(values: np.ndarray, name: str, what: str) -> Iterator[str]:
     bad = np.sum(~np.isfinite(rows).all(axis=1))
     if bad:
         yield f"*** {name}: {bad} of {len(rows)} examples looked at have {what} that are not finite (NaN or inf)."
-    if rows.size and len(rows) > 1 and (rows == rows[0]).all():
-        yield f"*** {name}: all {len(rows)} examples looked at have the same {what}."
