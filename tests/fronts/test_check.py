@@ -87,7 +87,7 @@ def test_a_layers_own_error_keeps_its_lines_and_no_other(dtype):
 
 def test_what_shows_nothing_is_said_so():
     line = parallel(keras.layers.Dense(8)).check(X, Y, 0 * WEIGHTS)
-    assert line.startswith("*** towers: nothing to compare: the steps move no weight")
+    assert line.startswith("*** towers: nothing to compare: every gradient of the loss is 0")
 
 
 def test_too_few_examples_are_refused():

@@ -143,7 +143,7 @@ def test_variables_beyond_memory_are_compared_in_float32(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda logits: 0 * logits, "the steps move no weight (2 steps of 8 examples, float64; "),
+        (lambda logits: 0 * logits, "every gradient of the loss is 0 (2 steps of 8 examples, float64; "),
         (
             lambda logits: logits + tf.sqrt(0 * logits),
             "the loss is not finite, or its gradients (2 steps of 8 examples, float64; ",
@@ -296,3 +296,18 @@ def test_a_difference_is_told_if_rounding_explains_it_and_else_refused(one, seve
 def test_of_what_draws_anew_each_time_no_difference_is_rounding():
     drawn = iter(np.arange(1, 20))
     assert outcome(lambda begin: next(drawn), lambda begin: 1.1).differs
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ([1, 2, 3], [1, 2, 3], True),
+        ([1, 2, 3], [0.5, 1, 1.5], True),
+        ([1, 2, 3], [1, 2, 2], False),
+        ([2], [1], False),
+        ([1, 1], [0.5, 0.5], False),
+        ([0, 0], [1, 1], False),
+    ],
+)
+def test_what_weight_decay_alone_changes_is_scaled(before, after, expected):
+    assert comparison.is_scaled(np.array(before), np.array(after)) == expected

@@ -125,8 +125,8 @@ class Comparison:
             return self._differing(excess, begun)
         if excess := self._unexplained(whole, gaps):
             return self._differing(excess)
-        if not any(distance(whole[0].variables[name], whole[-1].variables[name]) for name in self.weights):
-            return self._undecided("nothing to compare: the steps move no weight")
+        if all(is_scaled(whole[0].variables[name], whole[-1].variables[name]) for name in self.weights):
+            return self._undecided("nothing to compare: every gradient of the loss is 0")
         apart = f"{gap.proportion:.0e}"
         if gap.proportion > _MOST_NOISE:
             return self._undecided(
@@ -230,6 +230,17 @@ def distance(one, other) -> float:
             apart = np.where((one == other) | (np.isnan(one) & np.isnan(other)), 0, np.abs(one - other))
             absolute = np.nan_to_num(apart, nan=np.inf, posinf=np.inf).max(initial=0)
     return float(absolute)
+
+
+def is_scaled(before: np.ndarray, after: np.ndarray) -> bool:
+    """Returns whether an array is the same except for a factor, as after weight decay alone."""
+    before = wide(before).ravel()
+    change = wide(after).ravel() - before
+    if not change.any() or not np.ptp(before):  # any change of a single number, or of equal ones, may be a factor
+        return not change.any()
+    i = np.abs(before).argmax()
+    rate = change[i] / before[i]
+    return largest(change - rate * before) <= 0.01 * largest(change)
 
 
 def in_dtypes(dtypes: Iterable[str | None], compare: Callable[[str | None], Outcome]) -> Outcome:
