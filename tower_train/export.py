@@ -6,8 +6,8 @@ contents of image files instead. TensorFlow Serving, tf.saved_model.load and sav
 
 With --keras, the network of a workload that has a Keras model is written as model.keras, with the trained weights and
 the workload's `prepare` (or without it as model.prepared.keras, if `prepare` is more than a linear map), and as
-model.weights.h5; the names of the classes as id2label.json. It returns logits, or probabilities with --probabilities. Each is loaded again and compared with the
-run's network.
+model.weights.h5; the names of the classes as id2label.json. It returns logits, or probabilities with --probabilities.
+Each is loaded again and compared with the run's network.
 
 Exit status: 0 done, 2 an option or a file is wrong.
 """
