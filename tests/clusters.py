@@ -13,18 +13,8 @@ from tower_train.cluster.task import Policy, Task
 from tower_train.graph import devices
 
 # Options of a worker's run, that normalises by tower, clips and averages in float64; it saves in the end.
-NORM = jobs.TOY | dict(
-    workload="norm_workload",
-    dtype="float64",
-    num_gpus=1,
-    batch_size=3,
-    learning_rate=0.05,
-    clip_gradients=0.5,
-    batch_norm="tower",
-    log_every_steps=1,
-    save_every_steps=0,
-    keep_checkpoints=0,
-)
+NORM = jobs.TOY | dict(workload="norm_workload", dtype="float64", num_gpus=1, batch_size=3, learning_rate=0.05)
+NORM |= dict(clip_gradients=0.5, batch_norm="tower", log_every_steps=1, save_every_steps=0, keep_checkpoints=0)
 
 
 hosts = host.free_addresses

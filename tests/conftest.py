@@ -123,19 +123,9 @@ def cifar10_command(cifar10_dir):
     """The command line of a small run of the reference workload, but for --train_dir."""
     import jobs
 
-    return jobs.flags(
-        num_gpus=2,
-        batch_size=5,
-        max_steps=24,
-        seed=7,
-        data_dir=cifar10_dir,
-        learning_rate=0.01,
-        ema=0.9,
-        log_every_steps=4,
-        summary_every_steps=6,
-        save_every_steps=12,
-        eval_every_steps=12,
-    )
+    options = dict(num_gpus=2, batch_size=5, max_steps=24, seed=7, learning_rate=0.01, ema=0.9)
+    every = dict(log_every_steps=4, summary_every_steps=6, save_every_steps=12, eval_every_steps=12)
+    return jobs.flags(data_dir=cifar10_dir, **options, **every)
 
 
 @pytest.fixture(scope="session")

@@ -23,18 +23,8 @@ ENDLESS = 1_000_000  # steps that no test waits for
 WAIT_SECS = 120  # for another process, on a busy machine
 
 # A run of tests/toy_workload.py on two towers; momentum gives it slot variables too.
-TOY = dict(
-    num_gpus=2,
-    batch_size=8,
-    optimizer="momentum",
-    learning_rate=0.01,
-    ema=0.9,
-    log_every_steps=5,
-    save_every_steps=20,
-    summary_every_steps=0,
-    check_data=False,
-    check_towers="never",
-)
+TOY = dict(num_gpus=2, batch_size=8, optimizer="momentum", learning_rate=0.01, ema=0.9)
+TOY |= dict(log_every_steps=5, save_every_steps=20, summary_every_steps=0, check_data=False, check_towers="never")
 EVERY_STEP = dict(log_every_steps=1, summary_every_steps=1, save_every_steps=5)
 
 

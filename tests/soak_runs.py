@@ -45,22 +45,11 @@ KINDS = {
 CLUSTERS = ("plain", "waiting", "elastic")
 # {what happens: to which kinds of runs}, methods of Run.
 DISTURBANCES = {
-    "kill": tuple(KINDS),
-    "stop": tuple(KINDS),
-    "SIGTERM": tuple(KINDS),
-    "SIGINT": ("alone",),
-    "damaged checkpoint": ("alone",),
-    "full disk": ("alone",),
-    "stray": CLUSTERS,
-    "wrong returner": CLUSTERS,
-    "garbage in the store": CLUSTERS,
-    "cut connections": CLUSTERS,
-    "duplicate": CLUSTERS,
-    "lost packets": CLUSTERS,
-    "at a start": tuple(KINDS),
-    "at a first step": tuple(KINDS),
-    "at a save": tuple(KINDS),
-    "at an evaluation": tuple(KINDS),
+    **dict.fromkeys(("kill", "stop", "SIGTERM"), tuple(KINDS)),
+    **dict.fromkeys(("SIGINT", "damaged checkpoint", "full disk"), ("alone",)),
+    **dict.fromkeys(("stray", "wrong returner", "garbage in the store"), CLUSTERS),
+    **dict.fromkeys(("cut connections", "duplicate", "lost packets"), CLUSTERS),
+    **dict.fromkeys(("at a start", "at a first step", "at a save", "at an evaluation"), tuple(KINDS)),
 }
 NAMED = r"worker (\d+) \([^)]*\)(?:: worker \1 \([^)]*\))? "
 # (pattern of a line with a worker's index, what must have been done to that one)

@@ -215,15 +215,8 @@ def test_benchmarks_succeed(line, place, command):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_options_paths_and_links_are_there(page):
-    classes = (
-        Config,
-        EvaluateOptions,
-        config.ExportOptions,
-        config.PredictOptions,
-        BenchmarkOptions,
-        image_folder.FolderOptions,
-        Cifar10Options,
-    )
+    classes = [Config, EvaluateOptions, config.ExportOptions, config.PredictOptions]
+    classes += [BenchmarkOptions, image_folder.FolderOptions, Cifar10Options]
     known = {field.name for cls in classes for field in dataclasses.fields(cls)} | OTHERS
     for name in re.findall(r"(?<![\w-])--([a-z][\w-]*)", PAGES[page]):
         assert name in known or name.removeprefix("no") in known, name

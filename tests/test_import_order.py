@@ -44,11 +44,8 @@ def place(module):
     package, *rest = module.split(".")
     if package == "tower_train" and rest[0] in VOCABULARY:
         return None
-    return (
-        len(PACKAGES) - PACKAGES.index(rest[0])
-        if package == "tower_train" and rest[0] in PACKAGES
-        else len(PACKAGES) + 1
-    )
+    is_listed = package == "tower_train" and rest[0] in PACKAGES
+    return len(PACKAGES) - PACKAGES.index(rest[0]) if is_listed else len(PACKAGES) + 1
 
 
 def is_upwards(module, imported):

@@ -198,13 +198,8 @@ def test_what_a_model_fn_assigns_is_assigned_once(tmp_path):
     def fn(features, labels, mode):
         ops = []
         for use_resource in (False, True):
-            counts = v1.get_variable(
-                f"counts{use_resource}",
-                [3],
-                initializer=v1.ones_initializer(),
-                trainable=False,
-                use_resource=use_resource,
-            )
+            made = dict(initializer=v1.ones_initializer(), trainable=False, use_resource=use_resource)
+            counts = v1.get_variable(f"counts{use_resource}", [3], **made)
             with tf.control_dependencies([v1.assign_add(counts, [0.0, 0.0, 1.0])]):
                 ops += [v1.scatter_add(counts, [0], [1.0])]
             with tf.control_dependencies(ops), tf.control_dependencies([v1.scatter_nd_add(counts, [[1]], [1.0])]):

@@ -59,18 +59,9 @@ WORKLOAD = Workload("people", examples, tower_train.keras_network(build))
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("people")
-    config = Config(
-        num_gpus=2,
-        batch_size=15,
-        max_steps=30,
-        optimizer="adam",
-        learning_rate=0.03,
-        ema=0.8,
-        train_dir=str(folder / "run"),
-        summary_every_steps=10,
-        eval_at_end=True,
-        check_towers="never",
-    )
+    options = dict(num_gpus=2, batch_size=15, max_steps=30, optimizer="adam", learning_rate=0.03, ema=0.8)
+    options |= dict(summary_every_steps=10, eval_at_end=True, check_towers="never")
+    config = Config(train_dir=str(folder / "run"), **options)
     result = tower_train.train(WORKLOAD, config)
     assert result.history["loss"][-1] < result.history["loss"][0]
     np.savez(folder / "features.npz", **arrays("test")[0])
@@ -88,11 +79,8 @@ def test_what_is_evaluated_and_exported_is_what_keras_loads_in_a_fresh_process(r
     assert evaluation.metrics["precision @ 1"].mean == pytest.approx(np.mean(logits.argmax(axis=1) == labels))
 
     lines = keras_files.export(options, run / "keras", WORKLOAD)
-    assert [pathlib.Path(part.strip()).name for part in lines[0].split(",")] == [
-        "model.keras",
-        "model.weights.h5",
-        "id2label.json",
-    ]
+    names = [pathlib.Path(part.strip()).name for part in lines[0].split(",")]
+    assert names == ["model.keras", "model.weights.h5", "id2label.json"]
     subprocess.run([sys.executable, "-c", LOAD, str(run / "keras"), str(run / "features.npz")], check=True)
     for outputs in np.load(run / "keras" / "outputs.npz").values():
         np.testing.assert_allclose(outputs, logits, rtol=0, atol=1e-5)

@@ -12,12 +12,8 @@ import pytest
 def looked_at(folder):
     """{case: what fake_gpus.audit says of it}."""
     (folder / "dumps").mkdir()
-    dumps = dict(
-        FAKE_GPUS="4",
-        TF_CPP_VMODULE="placer=3",
-        TF_DUMP_GRAPH_PREFIX=f"{folder}/dumps",
-        TF_XLA_FLAGS="--tf_xla_clustering_debug=true",
-    )
+    dumps = dict(FAKE_GPUS="4", TF_CPP_VMODULE="placer=3", TF_DUMP_GRAPH_PREFIX=f"{folder}/dumps")
+    dumps |= dict(TF_XLA_FLAGS="--tf_xla_clustering_debug=true")
     # A fresh process, since TensorFlow reads once which graphs to dump.
     words = [sys.executable, "-m", "fake_gpus", fake_gpus.build(folder)]
     done = subprocess.run(words, env=jobs.environment(jobs.TESTS) | dumps, capture_output=True, text=True)

@@ -169,19 +169,10 @@ MIRRORED, IN_TURN = dict(variable_update="mirrored"), dict(accumulate_steps=2)
 def test_training_is_the_arithmetic_of_numpy(rule, towers, options):
     batch = NUM_EXAMPLES // towers // options.get("accumulate_steps", 1)
     momentum = dict(momentum=MOMENTUM) if issubclass(rule, Momentum) else {}
-    with trainings.opened(
-        Workload("dense", None, network),
-        Examples.from_arrays("random", X, LABELS),
-        dtype="float64",
-        num_gpus=towers,
-        batch_size=batch,
-        learning_rate=RATE,
-        learning_rate_decay_factor=DECAY_FACTOR,
-        num_epochs_per_decay=EPOCHS_PER_DECAY,
-        ema=AVERAGE_DECAY,
-        **momentum,
-        **options,
-    ) as (built, session):
+    given = dict(dtype="float64", num_gpus=towers, batch_size=batch, ema=AVERAGE_DECAY) | momentum | options
+    given |= dict(learning_rate=RATE, learning_rate_decay_factor=DECAY_FACTOR, num_epochs_per_decay=EPOCHS_PER_DECAY)
+    examples = Examples.from_arrays("random", X, LABELS)
+    with trainings.opened(Workload("dense", None, network), examples, **given) as (built, session):
         variables = {variable.op.name: variable for variable in built.saved.variables}
         weights = session.run({name: variables[name] for name in FACTORS})
         found, states = [], []

@@ -23,18 +23,9 @@ DECAY_FACTOR, EPOCHS_PER_DECAY = 0.5, 0.08  # of 200 examples: after steps 2 and
 def test_eight_towers_match_a_plain_single_device_training(cifar10_dir, monkeypatch):
     """The loss of every step; in the end weights, momentum, moving averages and counters."""
     examples = cifar10.WORKLOAD.examples(DataRequest("train", "cifar10", str(cifar10_dir)))
-    with trainings.opened(
-        cifar10.WORKLOAD,
-        examples,
-        dtype="float64",
-        num_gpus=8,
-        batch_size=GLOBAL_BATCH // 8,
-        optimizer="momentum",
-        momentum=MOMENTUM,
-        learning_rate=RATE,
-        learning_rate_decay_factor=DECAY_FACTOR,
-        num_epochs_per_decay=EPOCHS_PER_DECAY,
-    ) as (built, session):
+    options = dict(num_gpus=8, batch_size=GLOBAL_BATCH // 8, dtype="float64", optimizer="momentum", momentum=MOMENTUM)
+    options |= dict(learning_rate=RATE, learning_rate_decay_factor=DECAY_FACTOR, num_epochs_per_decay=EPOCHS_PER_DECAY)
+    with trainings.opened(cifar10.WORKLOAD, examples, **options) as (built, session):
         variables = {variable.op.name: variable for variable in built.saved.variables}
         initial = session.run(variables)
         losses, final = [session.run(built.report).loss for _ in range(STEPS)], session.run(variables)

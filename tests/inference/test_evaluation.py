@@ -102,12 +102,8 @@ def test_metrics_are_summed_in_float64_and_only_a_proportion_has_an_interval(run
         hits = tf.cast(tf.equal(tf.argmax(outputs, axis=-1), labels), tf.float32)
         ones, is_first = tf.ones_like(hits), tf.equal(labels, 0)
         large = tf.where(is_first, 2.0**24, ones)  # 2^24 + 1 is no float32
-        return {
-            "hit": hits,
-            "half": hits / 2,
-            "large": large,
-            "late": tf.where(tf.equal(labels, missing), ones / 2, ones),
-        }
+        late = tf.where(tf.equal(labels, missing), ones / 2, ones)
+        return {"hit": hits, "half": hits / 2, "large": large, "late": late}
 
     workload = dataclasses.replace(toy_workload.WORKLOAD, metrics=metrics)
     hit, half, large, late, _ = evaluate(run, workload, batch_size=8).metrics.values()

@@ -36,16 +36,8 @@ def workload(activation=None):
 @pytest.mark.parametrize("activation", [None, "sigmoid"])
 def test_metrics_and_probabilities_are_by_name(activation, tmp_path):
     made = workload(activation)
-    config = made.config(
-        num_gpus=2,
-        batch_size=10,
-        max_steps=20,
-        learning_rate=0.5,
-        ema=0.0,
-        eval_at_end=True,
-        train_dir=str(tmp_path),
-        check_towers="never",
-    )
+    options = dict(num_gpus=2, batch_size=10, max_steps=20, learning_rate=0.5, ema=0.0, eval_at_end=True)
+    config = made.config(train_dir=str(tmp_path), check_towers="never", **options)
     result = tower_train.train(made, config)
     assert {f"val_f1 {name}" for name in NAMES} <= result.history.keys()
     built, session = serving.open_run(RunOptions(train_dir=str(tmp_path)), made)

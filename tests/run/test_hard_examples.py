@@ -53,21 +53,10 @@ class Noting(v1.train.SessionRunHook):
         self.numbers.append(np.concatenate(run_values.results).astype(int))
 
 
-OPTIONS = dict(
-    keep_hardest=f"{EPOCH}:{SHARE}",
-    dtype="float64",
-    learning_rate=RATE,
-    learning_rate_decay_factor=1.0,
-    seed=3,
-    global_batch_size=BATCH,
-    num_gpus=1,
-    device="cpu",
-    ema=0.0,
-    check_towers="never",
-    summary_every_steps=0,
-    check_data=False,
-    label_smoothing=SMOOTHING,
-)
+OPTIONS = dict(num_gpus=1, device="cpu", dtype="float64", seed=3, global_batch_size=BATCH, ema=0.0)
+OPTIONS |= dict(keep_hardest=f"{EPOCH}:{SHARE}", label_smoothing=SMOOTHING)
+OPTIONS |= dict(learning_rate=RATE, learning_rate_decay_factor=1.0)
+OPTIONS |= dict(check_towers="never", summary_every_steps=0, check_data=False)
 
 
 def train(folder, steps, workload=WORKLOAD, **options):

@@ -12,16 +12,8 @@ from tower_train import __main__, errors
 from tower_train.inference import curves
 from tower_train.run import seeds
 
-WORDS = [
-    "tower_train",
-    "--workload=toy_workload",
-    "--max_steps=6",
-    "--batch_size=8",
-    "--eval_every_steps=3",
-    "--eval_at_end",
-    "--log_every_steps=1",
-    "--summary_every_steps=0",
-]
+OPTIONS = dict(workload="toy_workload", max_steps=6, batch_size=8, eval_every_steps=3, eval_at_end=True)
+WORDS = ["tower_train", *jobs.flags(log_every_steps=1, summary_every_steps=0, **OPTIONS)]
 
 
 @pytest.fixture(scope="module")

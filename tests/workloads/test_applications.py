@@ -47,18 +47,9 @@ def weights(tmp_path_factory, base):
 def run(data, weights, tmp_path_factory):
     """The folder of a run of 3 steps."""
     directory = tmp_path_factory.mktemp("run")
-    config = tower_train.Config(
-        train_dir=str(directory),
-        data_dir=str(data),
-        max_steps=3,
-        num_gpus=1,
-        batch_size=8,
-        summary_every_steps=0,
-        optimizer="adam",
-        learning_rate=0.01,
-        ema=0.5,
-        device="cpu",
-    )
+    options = dict(max_steps=3, num_gpus=1, batch_size=8, summary_every_steps=0, device="cpu")
+    options |= dict(optimizer="adam", learning_rate=0.01, ema=0.5)
+    config = tower_train.Config(train_dir=str(directory), data_dir=str(data), **options)
     tower_train.train(WORKLOAD, config, workload_options=OPTIONS | {"weights": str(weights)})
     return directory
 
