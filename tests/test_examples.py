@@ -123,21 +123,9 @@ def test_arrays_of_different_or_no_length_are_refused_with_their_shapes(features
     assert str(error.value).startswith(f"mine: got features of shape {features} and labels of shape {labels};")
 
 
-def test_a_fetch_made_for_arrays_gets_arrays():
-    """By an index, in a loop, or of a dictionary."""
-    for fetch in (
-        lambda indices: (ROWS[indices], CLASSES[indices]),
-        lambda indices: ([ROWS[i] for i in indices], [CLASSES[i] for i in indices]),
-        lambda indices: ({"x": ROWS[indices]}, CLASSES[indices].tolist()),
-    ):
-        features, labels = Examples("mine", 6, lambda fetch=fetch: fetch).first(4)
-        np.testing.assert_array_equal(features["x"] if isinstance(features, dict) else features, ROWS[:4])
-        np.testing.assert_array_equal(labels, CLASSES[:4])
-
-
 def test_mistakes_in_a_fetch_are_its_own():
-    with pytest.raises(GraphError, match=r"mine: fetch returned numpy array float64 \(1, 2\). Let it return"):
-        Examples("mine", 6, lambda: lambda indices: ROWS[indices]).first(4)
+    with pytest.raises(GraphError, match=r"mine: fetch returned tensor float64 \(4, 2\). Let it return"):
+        Examples("mine", 6, lambda: lambda indices: tf.gather(ROWS, indices)).first(4)
     with pytest.raises(NameError):
         Examples("mine", 6, lambda: lambda indices: (tf.gather(missing, indices), 0)).first(4)  # noqa: F821
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tower_train import errors
 from tower_train.console import enumeration
-from tower_train.data.arrays import Arrays, as_arrays, by_numpy_if_it_can, fetcher, is_pair
+from tower_train.data.arrays import Arrays, as_arrays, fetcher, is_pair
 
 Tensors = Any  # a tensor, or a tuple or dict of tensors, whose first dimension counts examples
 TRAIN, VALIDATION, TEST = SPLITS = ("train", "validation", "test")
@@ -57,8 +57,8 @@ class Examples:
     name: str  # of the data, for logs and run.json
     num_examples: int  # number of examples; indices run from 0 to num_examples - 1
     # called inside a graph; may create tensors (evaluated once, when the stream starts) and returns `fetch(indices)`,
-    # which maps int64 [batch] to (features, labels), tensors whose first dimension is batch. A fetch that fails on
-    # tensors is called with arrays, and returns arrays. None if there is `elements`
+    # which maps an int64 tensor [batch] to (features, labels), tensors whose first dimension is batch. None if there
+    # is `elements`
     open: Callable[[], Callable[[tf.Tensor], tuple[Tensors, Tensors]]] | None
     fingerprint: str = ""  # changes when the data changes; a run is resumed only on the data it was started on
     class_names: tuple[str, ...] = ()  # names of labels 0, 1, ...; empty if labels are not classes
@@ -124,10 +124,7 @@ class Examples:
             raise errors.returned(self.name, "open", fetch, f"a function fetch(indices) -> {pair}")
 
         def checked(indices: tf.Tensor) -> tuple[Tensors, Tensors]:
-            try:
-                batch = fetch(indices)
-            except Exception as error:
-                batch = by_numpy_if_it_can(fetch, indices, error)
+            batch = fetch(indices)
             if not is_pair(batch) or not all(map(tf.is_tensor, tf.nest.flatten(batch))):
                 raise errors.returned(self.name, "fetch", batch, pair)
             check_dense(self.name, batch)

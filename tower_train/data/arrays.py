@@ -81,33 +81,19 @@ def fetcher(*arrays: Arrays) -> Callable[[tf.Tensor], tuple[Any, ...]]:
     copy of every tensor that a map function captures.
     """
     arrays = tf.nest.map_structure(lambda a: _from_objects(a, "an array") if a.dtype == object else a, arrays)
+    flat = tf.nest.flatten(arrays)
 
-    def take_rows(rows: np.ndarray) -> Arrays:
-        return tf.nest.map_structure(lambda array: _as_tensors_hold(array[rows], "a batch"), arrays)
+    def take_rows(rows: np.ndarray) -> list[np.ndarray]:
+        return [_as_tensors_hold(array[rows], "a batch") for array in flat]
 
-    return lambda indices: _by_numpy(take_rows, arrays, indices)
+    def fetch(indices: tf.Tensor) -> tuple[Any, ...]:
+        dtypes = [tf.as_dtype(array.dtype) for array in flat]
+        tensors = tf.numpy_function(take_rows, [indices], dtypes, stateful=False)
+        for tensor, array in zip(tensors, flat, strict=True):
+            tensor.set_shape(indices.shape + array.shape[1:])
+        return tf.nest.pack_sequence_as(arrays, tensors)
 
-
-def _by_numpy(fetch: Callable[[np.ndarray], Arrays], like: Arrays, indices: tf.Tensor) -> Any:
-    """Returns what a function makes of int64 [batch] indices in numpy, of the dtypes and shapes [?, ...] of `like`."""
-    flat = tf.nest.flatten(like)
-    dtypes = [tf.as_dtype(array.dtype) for array in flat]
-    tensors = tf.numpy_function(lambda rows: tf.nest.flatten(fetch(rows)), [indices], dtypes, stateful=False)
-    for tensor, array in zip(tensors, flat, strict=True):
-        tensor.set_shape(indices.shape + array.shape[1:])
-    return tf.nest.pack_sequence_as(like, tensors)
-
-
-def by_numpy_if_it_can(fetch: Callable, indices: tf.Tensor, error: Exception) -> Any:
-    """Returns the batch of a `fetch` made for numpy, which failed on a tensor; raises its error if it is not."""
-    try:
-        sample = fetch(np.zeros(1, np.int64))
-        arrays = tuple(map(as_arrays, sample)) if is_pair(sample) else ()
-    except Exception:
-        raise error from None
-    if not arrays or any(each.shape[:1] != (1,) for each in tf.nest.flatten(arrays)):
-        return sample  # which the caller refuses
-    return _by_numpy(lambda rows: tuple(map(as_arrays, fetch(rows))), arrays, indices)
+    return fetch
 
 
 def is_pair(batch) -> bool:
