@@ -1,7 +1,7 @@
 """A workload's functions, called with a check of what they return."""
 
-import contextlib
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,20 +11,28 @@ from tower_train import errors
 from tower_train.examples import TRAIN, Examples
 
 _TENSORS = "a tensor, or a tuple or dict of tensors, each [batch, ...]"
+_KEPT = re.compile(r"Tensor\W+(?:tower_\d+/)?([^\"':]+).*(must be from the same graph as|is out of scope)", re.DOTALL)
 
 
 def call(workload, name: str, *args, **keywords) -> Any:
     """Calls one of a workload's functions by its name.
 
     Raises:
-      GraphError: it is no function, takes labels first, or returned what it may not.
+      GraphError: it cannot be called so, uses a tensor of another call, or returned what it may not.
     """
     function, owner = getattr(workload, name), f"workload {workload.name}"
     if not callable(function):
         raise errors.GraphError(f"{owner}: {name} is {errors.described(function)}. Let it be a function.")
-    if _takes_labels_first(function):
-        raise errors.GraphError(f"{owner}: {name} takes y_true first. Let it be a function of (outputs, labels).")
-    returned = function(*args, **keywords)
+    _check_parameters(function, f"{owner}: {name}", args, keywords)
+    try:
+        returned = function(*args, **keywords)
+    except (TypeError, ValueError) as error:  # TensorFlow's InaccessibleTensorError is a TypeError
+        if kept := _KEPT.search(str(error)):
+            raise errors.GraphError(
+                f"{owner}: {name} uses the tensor {kept[1]} of an earlier call, which belongs to another graph: each "
+                "call builds its own. Keep numbers of numpy or Python between calls, and make the tensor in each."
+            ) from error
+        raise
     if name in _RETURNED:
         is_right, wanted = _RETURNED[name]
         if not is_right(returned, *args):
@@ -32,13 +40,21 @@ def call(workload, name: str, *args, **keywords) -> Any:
     return returned
 
 
-def _takes_labels_first(function: Callable) -> bool:
-    """Returns whether a function has Keras' order, which would go wrong in silence, unless it is a loss of Keras, as
-    whose it is called."""
-    first = None
-    with contextlib.suppress(ValueError):  # a function in C tells none
-        first = next(iter(inspect.signature(function).parameters), None)
-    return first == "y_true" and not hasattr(function, "reduction")
+def _check_parameters(function: Callable, what: str, args: tuple, keywords: dict) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a function in C tells none
+        return
+    # Keras' order would go wrong in silence, but for a loss of Keras, as whose it is called
+    if next(iter(signature.parameters), None) == "y_true" and not hasattr(function, "reduction"):
+        raise errors.GraphError(f"{what} takes y_true first. Let it be a function of (outputs, labels).")
+    try:
+        signature.bind(*args, **keywords)
+    except TypeError as error:
+        by_name = "".join(f", and {keyword}=" for keyword in keywords)
+        raise errors.GraphError(
+            f"{what} is a function of {signature} ({error}). It is called with {len(args)} arguments{by_name}."
+        ) from None
 
 
 def _are_features(returned, features, *_) -> bool:

@@ -132,6 +132,17 @@ def test_an_operation_without_a_kernel_for_float64_is_compared_in_float32(capsys
     assert "comparing 2 with 1, for about" in capsys.readouterr().out
 
 
+def test_a_tensor_of_an_earlier_call_is_named():
+    kept = []
+
+    def network(features, training):
+        kept.append(plain(features, training))
+        return kept[-1] + tf.reduce_mean(kept[0])
+
+    with pytest.raises(errors.GraphError, match="workload small: inference uses the tensor .* of an earlier call"):
+        compared(network)
+
+
 def test_variables_beyond_memory_are_compared_in_float32(monkeypatch):
     numbers = 3 * (4 * 8 + 8 + 8 * 3 + 3) + 2  # weights, momenta, moving averages; counters of steps and examples
     monkeypatch.setattr(towers.host, "free_memory", lambda: 64 * numbers - 1)

@@ -168,6 +168,10 @@ def late(request):
 MISTAKES = {  # {what: (fields of the workload, the line)}
     "examples: None": (dict(examples=lambda r: None), "examples returned None. Let it return a tower_train.Examples"),
     "examples: a tuple": (dict(examples=lambda r: (np.ones([9, 4]), np.ones(9))), "returned a tuple of numpy array "),
+    "inference: of features only": (
+        dict(inference=lambda x: x),
+        r"is a function of \(x\) \(too many .* called with 2 arg",
+    ),
     "examples: no function": (dict(examples=5), r"examples is 5 \(int\). Let it be a function"),
     "open: None": (dict(examples=lambda r: Examples("mine", 9, lambda: None)), "mine: open returned None. Let it"),
     "elements: None": (dict(examples=lambda r: Examples("mine", 9, None, elements=lambda: None)), "elements returned"),
