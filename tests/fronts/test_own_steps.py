@@ -292,3 +292,62 @@ def test_draws_of_tensorflow_are_by_example_and_the_check_finds_others():
         except GraphError as error:
             line = str(error)
         assert found in line
+
+
+class SemiSupervised(keras.Model):
+    """A step on a batch of images without labels and another, smaller one with labels, as keras.io's SimCLR."""
+
+    def __init__(self):
+        super().__init__()
+        self.noise, self.dense = keras.layers.GaussianNoise(0.5, seed=3), keras.layers.Dense(1)
+        self.build([None, 3])
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    def compile(self, **kwargs):
+        super().compile(keras.optimizers.SGD(0.1), **kwargs)
+
+    def train_step(self, data):
+        unlabeled, (x, y) = data
+        weights = self.dense.trainable_weights
+        with tf.GradientTape() as tape:
+            loss = ops.mean(ops.square(self.dense(self.noise(ops.concatenate([unlabeled, x]), training=True))))
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        with tf.GradientTape() as tape:
+            error = ops.square(self.dense(x) - y)
+            of_labels = ops.mean(error)
+        self.optimizer.apply_gradients(zip(tape.gradient(of_labels, weights), weights, strict=True))
+        return {"of all": loss, "of labels": of_labels, "total": ops.sum(error)}
+
+
+def unequal(labeled, drop_remainder=False):
+    rng = np.random.default_rng(0)
+    few = (rng.normal(size=[2 * labeled, 3]), rng.normal(size=[2 * labeled, 1]))
+    batches = (
+        tf.data.Dataset.from_tensor_slices(data).batch(size, drop_remainder)
+        for data, size in ((rng.normal(size=[20, 3]), 10), (few, labeled))
+    )
+    return tf.data.Dataset.zip(tuple(batches))
+
+
+@pytest.mark.parametrize("is_static", [False, True])
+def test_batches_of_two_sizes_that_are_joined_draw_as_on_one_device(float64, is_static, capsys):
+    (one, one_history), (template, history) = fit_both(SemiSupervised, 2, {}, unequal(4, is_static), epochs=2)
+    for expected, weight in zip(one.weights, template.weights, strict=True):
+        np.testing.assert_allclose(weight.numpy(), expected.numpy(), atol=1e-12, rtol=0)
+    for name in ("of all", "of labels"):
+        np.testing.assert_allclose(history.history[name], one_history.history[name], atol=1e-12, rtol=0)
+    parallel = tower_train.multi_gpu_model(template, gpus=2)
+    parallel.compile()
+    assert "2 equal 1 on this network" in parallel.check(unequal(4, is_static))
+    assert "the step reports total otherwise than on one device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_static", [False, True])
+def test_batches_of_two_sizes_of_which_towers_have_other_shares_are_refused(float64, is_static):
+    parallel = tower_train.multi_gpu_model(SemiSupervised(), gpus=2, check_towers="never")
+    parallel.compile()
+    with pytest.raises(UserError, match="does not part alike into the towers, so means over rows") as caught:
+        parallel.fit(unequal(3, is_static), verbose=0)
+    assert "\n" not in str(caught.value)

@@ -437,10 +437,11 @@ def random_states_kept() -> Iterator[None]:
                 seed_generator.global_seed_generator()
 
 
-def train_on(model: keras.Model, batch, spec) -> None:
-    """Does a step of `fit` on a batch of a data set of this element_spec; train_on_batch would make a triple of it."""
+def train_on(model: keras.Model, batch, spec) -> dict:
+    """Does a step of `fit` on a batch of a data set of this element_spec and returns its report; train_on_batch would
+    make a triple of it."""
     model.make_train_function()
-    model.train_function(iter(as_dataset([batch], spec)))
+    return model.train_function(iter(as_dataset([batch], spec)))
 
 
 def skip_draws(count: int) -> None:

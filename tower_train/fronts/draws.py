@@ -20,7 +20,11 @@ _OF_NO_ROWS = ("beta", "binomial", "categorical", "gamma", "shuffle")
 
 @contextlib.contextmanager
 def drawn_for_more(
-    cuts: Sequence[Cut], batch, names_all: bool, is_off: Callable[[], bool] = lambda: False
+    cuts: Sequence[Cut],
+    batch,
+    names_all: bool,
+    is_off: Callable[[], bool] = lambda: False,
+    joins: bool = False,
 ) -> Iterator[list[Drawn]]:
     """Makes keras.random and tf.random draw in a tower within this block for the rows of all towers, from the same
     seeds, and keeps the tower's rows.
@@ -30,12 +34,13 @@ def drawn_for_more(
       batch: the tower's.
       names_all: whether a number of rows in the program may be the whole batch's.
       is_off: tells whether to draw as usual now, such as for initial values.
+      joins: whether the program may draw for tensors of different numbers of rows, one after the other in their order.
 
     Yields:
       A list that collects these draws.
     """
     cut, op_seeds, lengths = [], itertools.count(), parts.lengths(batch) if cuts else []
-    rows = functools.partial(_rows_of_draw, cuts, lengths)
+    rows = functools.partial(_rows_of_draw, cuts, lengths, joins)
 
     def draw(function, given):
         with xla.not_compiled():
@@ -95,13 +100,14 @@ def _dropped(rows: Callable, dropout: Callable, given: dict) -> tf.Tensor:
 
 
 def _rows_of_draw(
-    cuts: Sequence[Cut], lengths: Sequence[Size], size: Size, is_number: bool
+    cuts: Sequence[Cut], lengths: Sequence[Size], joins: bool, size: Size, is_number: bool
 ) -> tuple[Size, tf.Tensor] | None:
     """Chooses a tower's rows of random numbers that are drawn for the whole batch.
 
     Args:
       cuts: of the tower's tensors.
       lengths: of their sequences.
+      joins: as of `drawn_for_more`.
       size: the rows that the tower draws: by example if they are a multiple of a tensor's, as those of several
         consecutive batches, or first as those of a sequence's elements, [batch * time].
       is_number: whether the program gives it as a number: that may be the whole batch's.
@@ -114,6 +120,9 @@ def _rows_of_draw(
         if isinstance(each.batch, int) and each.batch == size != each.rows:
             return size, tf.range(each.begin, each.begin + each.rows)
     is_static = isinstance(size, int)
+    joined = _rows_of_joined(cuts, size) if joins and len(cuts) > 1 else None
+    if joined and joined[0] is True:
+        return joined[1:]
     cuts = [*(Cut(*(length * each for each in rows)) for length in lengths for rows in cuts), *cuts]
     cuts = [each for each in cuts if not is_static or isinstance(each.rows, int) and size % each.rows == 0]
     if not cuts:
@@ -123,4 +132,25 @@ def _rows_of_draw(
         fits = tf.equal(size % each.rows, 0)  # in an Estimator's graph == compares objects
         chosen = each if is_static else Cut(*(tf.where(fits, *pair) for pair in zip(each, chosen, strict=True)))
     kept = rows // chosen.rows * chosen.batch + chosen.begin + rows % chosen.rows
-    return (size + chosen.rows - 1) // chosen.rows * chosen.batch, kept
+    total = (size + chosen.rows - 1) // chosen.rows * chosen.batch
+    return (total, kept) if joined is None else tf.cond(joined[0], lambda: joined[1:], lambda: (total, kept))
+
+
+def _rows_of_joined(cuts: Sequence[Cut], size: Size) -> tuple[bool | tf.Tensor, Size, tf.Tensor] | None:
+    """Returns whether a size is that of tensors of different sizes together, each once, and then as `_rows_of_draw`;
+    None if it is known not to be."""
+    known = [each[:3] for each in cuts]
+    if isinstance(size, int):
+        distinct = list(dict.fromkeys(known)) if all(isinstance(each.rows, int) for each in cuts) else []
+        if len(distinct) < 2 or sum(rows for rows, _, _ in distinct) != size:
+            return None
+        table = tf.constant(distinct)
+    else:
+        table = tf.raw_ops.UniqueV2(x=tf.stack(list(map(tf.stack, known))), axis=[0]).y
+    rows, begin, batch = tf.unstack(table, 3, axis=1)
+    begin += tf.cumsum(batch, exclusive=True)
+    fits = tf.logical_and(tf.size(rows) > 1, tf.equal(tf.reduce_sum(rows), size))
+    kept = tf.ragged.range(begin, begin + rows).values
+    if isinstance(size, int):
+        return True, sum(batch for _, _, batch in distinct), tf.ensure_shape(kept, [size])
+    return fits, tf.reduce_sum(batch), kept

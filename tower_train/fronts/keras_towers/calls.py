@@ -47,6 +47,20 @@ def join(tensors):
     return _join(step, mine)
 
 
+def check_shares(step: Step) -> None:
+    """Refuses a batch of whose tensors a tower has different shares, as a mean over its rows of one has one weight. If
+    only the step can tell, it fails with a message that `explained` recognizes."""
+    fits = []
+    for first, *others in (part.cuts for part in step.whole.parts if step.whole.count > 1):
+        for each in others:
+            here, there = first.examples * each.batch, each.examples * first.batch
+            if isinstance(here, int) and isinstance(there, int) and here != there:
+                raise errors.ConfigError(f"a batch of {first.batch} and {each.batch} rows {_OTHER_SHARES}")
+            fits.append(tf.equal(here, there))
+    if fits:
+        tf.debugging.Assert(tf.reduce_all(tf.stack(fits)), [f"a batch of different numbers of rows {_OTHER_SHARES}"])
+
+
 def mean(tensor: tf.Tensor) -> tf.Tensor:
     """Returns the mean of a floating-point tensor over the towers of all workers, weighted by their examples, with its
     exact gradient; outside of towers, the tensor.
@@ -109,6 +123,11 @@ _OTHER_ROWS = (
     "such as [batch, time] or [batch, 2]; a scalar is a mean over the examples. Or train on one device: gpus=1."
 )
 
+_OTHER_SHARES = (
+    "does not part alike into the towers, so means over rows would have other weights than on one device. Let each "
+    "number be a multiple of that of towers, and leave smaller last batches out (drop_remainder=True)."
+)
+
 
 def _check_rows(what: str, output: tf.Tensor, inputs: Sequence[parts.Size]) -> None:
     """Refuses an output whose number of rows is not a multiple of the examples."""
@@ -124,8 +143,9 @@ def _check_rows(what: str, output: tf.Tensor, inputs: Sequence[parts.Size]) -> N
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Raises a ConfigError for a step within this block whose outputs have other rows than examples, or with a layer
-    that does not take its inputs; takes from a user's error what Keras puts around it: where it was, and arguments."""
+    """Raises a ConfigError for a step within this block whose outputs have other rows than examples, whose batch does
+    not part alike, or with a layer that does not take its inputs; takes from a user's error what Keras puts around it:
+    where it was, and arguments."""
     try:
         yield
     except ValueError as error:
@@ -138,7 +158,8 @@ def explained() -> Iterator[None]:
             ) from None
         raise
     except tf.errors.InvalidArgumentError as error:
-        if found := re.search(rf"assertion failed: \[(.*? {re.escape(_OTHER_ROWS)})\]", error.message, re.DOTALL):
+        ends = "|".join(map(re.escape, (_OTHER_ROWS, _OTHER_SHARES)))
+        if found := re.search(rf"assertion failed: \[(.*? (?:{ends}))\]", error.message, re.DOTALL):
             raise errors.ConfigError(found[1]) from None
         raise
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.fronts import compat, parts, placement
 from tower_train.fronts.keras_towers import fit, proof, together
-from tower_train.fronts.keras_towers.calls import explained
+from tower_train.fronts.keras_towers.calls import check_shares, explained
 from tower_train.fronts.keras_towers.exchange import ALONE, Exchange
 from tower_train.fronts.keras_towers.step import Program, Step, rehearse
 from tower_train.graph import xla
@@ -181,7 +181,10 @@ class TowerModel(keras.Model):
         if self.begun_with is None:
             self.rehearse(data, program)
         self.exchange.begin("evaluation" if program is fit.test else "training", data)
-        step = Step(self, data, self.exchange)
+        step = Step(self, data, self.exchange, joins=program is fit.own)
+        if program is fit.own:
+            with tf.device(HOST):
+                check_shares(step)
         returned = step.do(program)
         if program is not fit.own:
             return returned[0]

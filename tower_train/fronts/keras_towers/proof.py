@@ -20,6 +20,7 @@ from tower_train.proof import comparison, operations
 from tower_train.proof.comparison import STEPS, Arrays, Outcome, Training, Values
 
 _HOW_NOT = "multi_gpu_model(check_towers='never')"
+_REPORTED_TO = 0.01  # numbers of a report that differ relatively by no more are equal
 
 
 def first_step(parallel, train: Callable) -> Callable:
@@ -83,7 +84,10 @@ def compare_steps(parallel, batches: Sequence, spec, is_first: bool = False) -> 
                 what = f"{steps} steps of {parts.batch_size(rows[0])} examples, {dtype}"
                 one, all_towers = trial.training(alone), trial.training(several)
                 compared = one, all_towers, trial.weights, np.dtype(dtype), count, what, where, by_tower
-                return comparison.Comparison(*compared).outcome()
+                outcome = comparison.Comparison(*compared).outcome()
+                if outcome.relative is not None and not (outcome.differs or is_by_tower):
+                    trial.tell_reports()
+                return outcome
             finally:
                 trial.reset()
 
@@ -111,6 +115,7 @@ class _Trial:
         is_fixed = not any(shape.rank and shape[0] is None for shape in shapes)
         self._spec = tf.data.Dataset.from_tensors(rows[0]).element_spec if is_fixed else spec
         self._before = [(variable, variable.numpy()) for variable in variables]
+        self._reports: dict[bool, dict[str, np.ndarray]] = {}  # of the last step, of one device or of towers
         self._alone, self._rows, self._is_float64 = alone, rows, is_float64
         metrics, trained = set(map(id, alone.metrics_variables)), set(map(id, alone.trainable_variables))
         seen = [variable for variable in variables if id(variable) not in metrics]
@@ -122,6 +127,15 @@ class _Trial:
     def reset(self) -> None:
         for variable, value in self._before:
             variable.assign(value)
+
+    def tell_reports(self) -> None:
+        """Says which numbers of a step's report towers do not have as one device has them, such as sums."""
+        several, one = (self._reports[is_alone] for is_alone in (False, True))
+        if names := [name for name in one if not np.allclose(one[name], several[name], _REPORTED_TO, equal_nan=True)]:
+            console.notice(
+                f"*** towers: the step reports {', '.join(names)} otherwise than on one device: a mean over towers. "
+                "Compute a sum over examples from steps.join."
+            )
 
     def training(self, model: keras.Model) -> Training:
         """Returns the steps of the model or its towers."""
@@ -136,7 +150,8 @@ class _Trial:
             yield values()
             for batch in self._rows:
                 with updates_noted() as updates:  # when the step is traced
-                    compat.train_on(model, batch, self._spec)
+                    logs = compat.train_on(model, batch, self._spec)
+                self._reports[model is self._alone] = {name: np.asarray(each) for name, each in logs.items()}
                 if model is self._alone and self._is_float64:
                     _refuse_less_exact([grad for _, pairs in updates for grad, _ in pairs])
                 yield values()
@@ -165,7 +180,9 @@ def _rows(batches: Sequence, count: int, each: int) -> list:
         if leaves[0] is None or leaves[0].shape.rank == 0:
             return leaves[0]
         whole = leaves[0] if len(leaves) == 1 else parts.joined(leaves)
-        times = int(parts.batch_size(whole)) // examples  # rows of an example
-        return parts.cut_rows(whole, step * size * times, size * times)
+        rows = int(parts.batch_size(whole))
+        taken = max(rows * size // examples // count, 1) * count  # alike in all towers
+        begin = step * taken if step * taken < rows else max(rows - taken, 0)
+        return parts.cut_rows(whole, begin, taken)
 
     return [keras.tree.map_structure(functools.partial(cut, step), *batches) for step in range(STEPS)]
