@@ -11,7 +11,7 @@ import tower_train
 from tower_train import Examples, Workload, errors
 from tower_train.config import ExportOptions
 from tower_train.fronts import keras_files
-from tower_train.inference import saved_model, serving
+from tower_train.inference import serving
 from tower_train.workloads import applications
 
 NAMES = ["cat", "Köter", "鳥"]
@@ -115,7 +115,7 @@ def test_a_file_that_keras_cannot_load_again_is_no_export(tmp_path):
     assert not list(tmp_path.glob("*.keras")) and not list(tmp_path.glob(".*.keras"))
 
 
-def test_files_that_give_something_else_when_they_are_loaded_are_no_export(tmp_path, monkeypatch):
+def test_a_file_that_gives_something_else_when_it_is_loaded_is_no_export(tmp_path, monkeypatch):
     workload = trained(tmp_path, applications.preprocessing("VGG16"))
     load = keras.models.load_model
 
@@ -124,21 +124,7 @@ def test_files_that_give_something_else_when_they_are_loaded_are_no_export(tmp_p
         model.set_weights([weights + 1 for weights in model.get_weights()])
         return model
 
-    with monkeypatch.context() as patch, pytest.raises(errors.RunError, match="differ by .* from the run's"):
-        patch.setattr(keras.models, "load_model", other)
+    monkeypatch.setattr(keras.models, "load_model", other)
+    with pytest.raises(errors.RunError, match="differ by .* from the run's"):
         exported(tmp_path, workload)
     assert not list(tmp_path.glob("*.keras"))
-    monkeypatch.setattr(saved_model.v1.saved_model, "load", _with_other_outputs(saved_model.v1.saved_model.load))
-    with pytest.raises(errors.RunError, match="the SavedModel gives other logits than the network"):
-        tower_train.export_run(ExportOptions(train_dir=str(tmp_path)), workload)
-    assert not (tmp_path / "export").exists()
-
-
-def _with_other_outputs(load):
-    def loaded(session, *args):
-        meta = load(session, *args)
-        first = tf.compat.v1.global_variables()[0]
-        session.run(first.assign(first + 1.0))
-        return meta
-
-    return loaded
