@@ -24,7 +24,7 @@ YOUNG_OBJECTS = 400_000  # a graph has as many; to look at them for each 700 new
 
 
 def pytest_addoption(parser):
-    parser.addoption("--thorough", action="store_true", help="draw hundreds of random configurations, not two dozen")
+    parser.addoption("--thorough", action="store_true", help="draw hundreds of random configurations, not eight")
 
 
 def pytest_configure(config):

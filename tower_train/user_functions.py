@@ -51,10 +51,9 @@ def _check_parameters(function: Callable, what: str, args: tuple, keywords: dict
     try:
         signature.bind(*args, **keywords)
     except TypeError as error:
-        by_name = "".join(f", and {keyword}=" for keyword in keywords)
-        raise errors.GraphError(
-            f"{what} is a function of {signature} ({error}). It is called with {len(args)} arguments{by_name}."
-        ) from None
+        name = what.rpartition(" ")[2]
+        taken = ", ".join([*_PARAMETERS.get(name, "").split(), *(f"{keyword}=" for keyword in keywords)])
+        raise errors.GraphError(f"{what} is a function of {signature} ({error}). Let it be {name}({taken}).") from None
 
 
 def _are_features(returned, features, *_) -> bool:
@@ -75,6 +74,15 @@ def _are_metrics(returned, *_) -> bool:
     return all(isinstance(name, str) and value is not None for name, value in returned.items())
 
 
+_PARAMETERS = {
+    "examples": "request",
+    "inference": "features training",
+    "inference_for": "examples",
+    "loss": "outputs labels",
+    "metrics": "outputs labels",
+    "augment": "features draws",
+    "prepare": "features",
+}
 _RETURNED = {  # name: (whether a value that it returns is right, given the arguments too; what is)
     "examples": (
         lambda returned, request: isinstance(returned, Examples) or returned is None and request.split != TRAIN,

@@ -257,7 +257,7 @@ def source_file(path: str | None) -> str | None:
     """Returns the file that holds the workload of an import path; None if there is none."""
     try:
         files = _module_files(path.partition(":")[0]) if path else []
-    except (ModuleNotFoundError, ValueError):  # the second of __main__
+    except ModuleNotFoundError:
         return None
     return os.path.realpath(files[-1]) if files else None
 
@@ -265,17 +265,27 @@ def source_file(path: str | None) -> str | None:
 def _module_files(module_name: str) -> list[str]:
     """Returns the files that an import of a module executes, its packages' first, and executes none; raises
     ModuleNotFoundError."""
-    root, *parts = module_name.split(".")
-    spec = importlib.util.find_spec(root) if root.isidentifier() else None
-    if spec is None:
-        raise ModuleNotFoundError(name=root)
-    files = [spec.origin] if spec.origin and spec.has_location else []
-    folders = [pathlib.Path(folder) for folder in spec.submodule_search_locations or ()]
-    for part in parts:
-        found = (folder / name for folder in folders for name in (f"{part}/__init__.py", f"{part}.py"))
-        files += [str(path) for path in found if path.exists()]
-        folders = [folder / part for folder in folders]
+    files, places, name = [], None, ""
+    for part in module_name.split("."):
+        name = f"{name}.{part}" if name else part
+        if module := sys.modules.get(name):  # which was executed before
+            file, places = getattr(module, "__file__", None), getattr(module, "__path__", ())
+        else:
+            spec = _spec(name, places) if part.isidentifier() else None
+            if spec is None:
+                raise ModuleNotFoundError(name=name)
+            file, places = spec.origin if spec.has_location else None, spec.submodule_search_locations or ()
+            if places and not file:  # a folder without __init__.py, of which nothing is executed
+                places = importlib.import_module(name).__path__
+        files += [file] if file else []
     return files
+
+
+def _spec(name: str, places: Sequence[str] | None):
+    """Finds a module in its package's places, or on the path if these are None; unlike importlib.util.find_spec it
+    does not execute the package."""
+    finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
+    return next(filter(None, (finder.find_spec(name, places) for finder in finders)), None)
 
 
 def _refuse_if_in_run(path: str, files: Sequence[str], train_dir: str) -> None:

@@ -134,3 +134,12 @@ def test_a_loss_divided_by_a_sum_over_the_batch_is_that_of_the_joined_batches(tm
         mask = x[:, 0] > 0
         w = w - 0.125 * 2 * x.T @ (mask * (x @ w - y)) / mask.sum()
     np.testing.assert_allclose(estimator.get_variable_value("w"), w, atol=1e-12)
+
+
+def test_a_training_without_a_step_says_so(tmp_path, capsys):
+    estimator = make(tmp_path, 2, model_fn)
+    estimator.train(lambda: input_fn(batch=48))  # one batch, and a step takes two
+    assert "*** No step was done." in capsys.readouterr().err
+    estimator.train(input_fn, max_steps=2)
+    estimator.train(input_fn, max_steps=2)
+    assert "No step" not in capsys.readouterr().err

@@ -170,7 +170,7 @@ MISTAKES = {  # {what: (fields of the workload, the line)}
     "examples: a tuple": (dict(examples=lambda r: (np.ones([9, 4]), np.ones(9))), "returned a tuple of numpy array "),
     "inference: of features only": (
         dict(inference=lambda x: x),
-        r"is a function of \(x\) \(too many .* called with 2 arg",
+        r"is a function of \(x\) \(too many .* Let it be inference.features, training.",
     ),
     "examples: no function": (dict(examples=5), r"examples is 5 \(int\). Let it be a function"),
     "open: None": (dict(examples=lambda r: Examples("mine", 9, lambda: None)), "mine: open returned None. Let it"),

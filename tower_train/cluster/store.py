@@ -81,7 +81,12 @@ class WorkerStatus:
         """Reads a row; None if it is none."""
         try:
             values = {name: tuple(each) if type(each) is list else each for name, each in json.loads(text).items()}
-            return cls(**values | {"state": WorkerState(values["state"])})
+            values["state"] = WorkerState(values["state"])
+            defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+            has_types = all(
+                defaults[name] is None or type(each) is type(defaults[name]) for name, each in values.items()
+            )
+            return cls(**values) if has_types else None
         except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
             return None
 

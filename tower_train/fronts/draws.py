@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import tensorflow as tf
 
+from tower_train import errors
 from tower_train.fronts import compat, meeting, parts
 from tower_train.fronts.parts import Cut, Size
 from tower_train.graph import context, xla
@@ -14,8 +15,7 @@ from tower_train.graph.batch_axis import Axis
 
 Drawn = tuple[tf.Tensor, Callable]  # a tower's rows of a larger draw, and a function that draws them as usual
 
-# Of keras.random, what each tower draws for itself; the comparison finds that.
-_OF_NO_ROWS = ("beta", "binomial", "categorical", "gamma", "shuffle")
+_OF_NO_ROWS = ("beta", "binomial", "categorical", "gamma", "shuffle")  # of keras.random
 
 
 @contextlib.contextmanager
@@ -48,6 +48,12 @@ def drawn_for_more(
 
     def drawn(function, given):
         name = function.__name__
+        if cuts and name in _OF_NO_ROWS:
+            raise errors.ConfigError(
+                f"keras.random.{name} is called, which towers cannot draw as one device does. Draw with "
+                "keras.random.normal, uniform, truncated_normal, randint or dropout, make the numbers a part of the "
+                "data, or train on one device."
+            )
         if meeting.current() is None or is_off() or name in _OF_NO_ROWS:
             return function(**given)
         if isinstance(given.get("seed2"), compat.NoSeed):

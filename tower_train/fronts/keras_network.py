@@ -45,6 +45,9 @@ def keras_network(
         does what towers cannot.
     """
 
+    if isinstance(build, keras.Model):
+        raise errors.ConfigError("keras_network got a model. Give it the function that builds one, without calling it.")
+
     @functools.cache
     def network(dtype: str) -> _Network:
         return keras_building.build_isolated(lambda assigned: _Network(build(), dtype, assigned, param_group), dtype)

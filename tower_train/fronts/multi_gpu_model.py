@@ -76,6 +76,8 @@ def _refuse(model) -> None:
         )
     if not isinstance(model, keras.Model):
         raise errors.ConfigError(f"multi_gpu_model got a {type(model).__name__}; it needs a keras.Model.")
+    if isinstance(model, TowerModel):
+        raise errors.ConfigError("multi_gpu_model got a model that it made. Give it that model's `template`.")
     if tf.distribute.has_strategy():
         raise errors.ConfigError(
             "multi_gpu_model was called in a tf.distribute strategy's scope. Use one of the two: leave the scope."

@@ -178,7 +178,12 @@ def _watched(run: SavedRun, evaluator: Evaluator) -> Iterator[Evaluation]:
         is_training, has_ended = run.directory.is_locked(), run.directory.has_ended()
         path = checkpoint.latest(run.directory.path)
         if path and checkpoint.saved_step(path) != step:
-            evaluation = evaluator.evaluate(path)
+            try:
+                evaluation = evaluator.evaluate(path)
+            except errors.RunError:
+                if checkpoint.latest(run.directory.path) == path:
+                    raise
+                continue  # a trainer has replaced it
             step = evaluation.step
             yield evaluation
         elif has_ended:

@@ -19,6 +19,7 @@ class Received:
     free: Callable[[], None] = staticmethod(lambda: None)  # frees a step under way, in which Python calls no handlers
     _failure: BaseException | None = None
     _is_noting = _is_raising = False
+    _interrupts = 0  # number of SIGINTs
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
@@ -60,6 +61,7 @@ class Received:
     def _note(self, number: int, _frame) -> None:
         if self._is_raising:
             raise self._failure
-        if number == self.stopping == signal.SIGINT:
+        self._interrupts += number == signal.SIGINT
+        if self._interrupts > 1:
             raise KeyboardInterrupt("Left at once: what was trained since the last save will be trained again.")
         self.stopping = self.stopping or signal.Signals(number)

@@ -115,7 +115,7 @@ class _Trial:
         is_fixed = not any(shape.rank and shape[0] is None for shape in shapes)
         self._spec = tf.data.Dataset.from_tensors(rows[0]).element_spec if is_fixed else spec
         self._before = [(variable, variable.numpy()) for variable in variables]
-        self._reports: dict[bool, dict[str, np.ndarray]] = {}  # of the last step, of one device or of towers
+        self._reports: dict[bool, dict[str, float]] = {}  # of the last step, of one device or of towers
         self._alone, self._rows, self._is_float64 = alone, rows, is_float64
         metrics, trained = set(map(id, alone.metrics_variables)), set(map(id, alone.trainable_variables))
         seen = [variable for variable in variables if id(variable) not in metrics]
@@ -131,7 +131,8 @@ class _Trial:
     def tell_reports(self) -> None:
         """Says which numbers of a step's report towers do not have as one device has them, such as sums."""
         several, one = (self._reports[is_alone] for is_alone in (False, True))
-        if names := [name for name in one if not np.allclose(one[name], several[name], _REPORTED_TO, equal_nan=True)]:
+        both = [(name, each, several[name]) for name, each in one.items() if name in several]
+        if names := [name for name, *pair in both if not np.allclose(*pair, _REPORTED_TO, equal_nan=True)]:
             console.notice(
                 f"*** towers: the step reports {', '.join(names)} otherwise than on one device: a mean over towers. "
                 "Compute a sum over examples from steps.join."
@@ -151,12 +152,19 @@ class _Trial:
             for batch in self._rows:
                 with updates_noted() as updates:  # when the step is traced
                     logs = compat.train_on(model, batch, self._spec)
-                self._reports[model is self._alone] = {name: np.asarray(each) for name, each in logs.items()}
+                self._reports[model is self._alone] = dict(_numbers(logs))
                 if model is self._alone and self._is_float64:
                     _refuse_less_exact([grad for _, pairs in updates for grad, _ in pairs])
                 yield values()
 
         return lambda begin: list(train(begin))  # as all share the variables
+
+
+def _numbers(logs: dict) -> Iterator[tuple[str, float]]:
+    """Yields the names and values of the scalars of a step's report."""
+    for path, each in keras.tree.flatten_with_path(logs):
+        if tf.is_tensor(each) and each.shape.rank == 0 and each.dtype.is_floating:
+            yield "/".join(map(str, path)), float(each)
 
 
 def first_batches(data: Sequence, count: int) -> tuple[list, object]:

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.training import training as training_module
 
-from tower_train import errors
+from tower_train import console, errors
 from tower_train.fronts import compat, meeting, placement
 from tower_train.fronts.tf_estimator import inputs, library, proof, workers
 from tower_train.fronts.tf_estimator.towers import ModelTowers
@@ -60,6 +60,7 @@ class Estimator(library.estimator.Estimator):
         cluster = workers.join(self._config, self._placed)
         training = Training(self._placed, cluster, self._config.batch_norm, self._config.is_compiled(self._placed))
         open_session = functools.partial(workers.open_session, training, max_steps)
+        before = self._steps_done()
         with contextlib.ExitStack() as stack:
             stack.enter_context(compat.replaced(self, "_training", training))
             if training.cluster:
@@ -69,7 +70,17 @@ class Estimator(library.estimator.Estimator):
                     stack.enter_context(compat.replaced(self, "_warm_start_settings", None))
                 stack.enter_context(compat.replaced(training_module, "MonitoredTrainingSession", open_session))
             super().train(input_fn, hooks, steps, max_steps, saving_listeners)
+        is_over = max_steps is not None and before >= max_steps
+        if training.num_towers > 1 and not (training.cluster or is_over) and self._steps_done() == before:
+            console.notice(
+                f"*** No step was done. If input_fn has ended: a step takes a batch for each of {training.num_towers} "
+                "towers. Let it give smaller batches, or more."
+            )
         return self
+
+    def _steps_done(self) -> int:
+        path = self.latest_checkpoint()
+        return int(tf.train.load_variable(path, v1.GraphKeys.GLOBAL_STEP)) if path else 0
 
     def _create_and_assert_global_step(self, graph):
         with v1.device(devices.HOST):  # in one file of an export, with the variables
