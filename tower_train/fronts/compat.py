@@ -191,8 +191,8 @@ def _original(owner: Any, name: str) -> Callable:
     return original
 
 
-def wrap_method(base: type, name: str, wrap: Callable[[Callable, type], Callable]) -> None:
-    """Puts wrap(method, class) in the place of a method of a class and, where they have their own, of all its
+def wrap_method(base: type, name: str, wrap: Callable[[Callable], Callable]) -> None:
+    """Puts wrap(method) in the place of a method of a class and, where they have their own, of all its
     subclasses, also of those that programs define later."""
 
     wrapped = set()
@@ -200,7 +200,7 @@ def wrap_method(base: type, name: str, wrap: Callable[[Callable, type], Callable
     def wrap_own(cls: type) -> None:
         if name in vars(cls) and cls not in wrapped:
             wrapped.add(cls)
-            setattr(cls, name, wrap(vars(cls)[name], cls))
+            setattr(cls, name, wrap(vars(cls)[name]))
         for heir in cls.__subclasses__():
             wrap_own(heir)
 

@@ -112,10 +112,10 @@ def stateful(plan: StepPlan, stream: Stream, tower: BuiltTower) -> tuple[str, ..
     last = [tower.loss.op, *(statistic.value.op for statistic in tower.context.statistics)]
     if not stream.state:  # a data set in its own order may draw as it likes, as its iterator's state is saved
         last.append(stream.initializer)
-    found = list(random_state.find(last))
+    found = tuple(random_state.find(last))
     if found and not plan.config.allow_stateful_random:
         random_state.refuse_stateful(plan.workload.name, found)
-    return tuple(map(str, found))
+    return found
 
 
 def compared(mean: Mean, towers: Sequence[BuiltTower]) -> Compared:

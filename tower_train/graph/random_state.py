@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -17,18 +16,7 @@ _LIBRARIES = tuple(os.path.join(_PACKAGES, name, "") for name in ("tensorflow", 
 _TRAINER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
 
-class StatefulOp(NamedTuple):
-    """An operation with a random state."""
-
-    name: str  # without the tower's
-    type: str  # such as RandomUniform
-    line: str  # of the program that made it, FILE:LINE
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.type}, {self.line})"
-
-
-def refuse_stateful(workload: str, stateful: Sequence[StatefulOp]) -> None:
+def refuse_stateful(workload: str, stateful: Sequence[str]) -> None:
     """Raises GraphError that names the first of these operations, and what to use instead."""
     first, more = stateful[0], f" and {len(stateful) - 1} more" if len(stateful) > 1 else ""
     raise errors.GraphError(
@@ -38,9 +26,9 @@ def refuse_stateful(workload: str, stateful: Sequence[StatefulOp]) -> None:
     )
 
 
-def find(last: Sequence[tf.Operation]) -> Iterator[StatefulOp]:
-    """Yields the operations with a random state on which the last ones depend, in the order of their creation; one that
-    calls functions for each such type in them."""
+def find(last: Sequence[tf.Operation]) -> Iterator[str]:
+    """Yields the name, type and line of each operation with a random state on which the last ones depend, in the order
+    of their creation; of one that calls functions for each such type in them."""
     # without those of initial values: what is computed from a variable depends on its handle only
     graph, needed = last[0].graph, {op.name for op in ancestors(last)}
     definition = graph.as_graph_def()
@@ -48,7 +36,7 @@ def find(last: Sequence[tf.Operation]) -> Iterator[StatefulOp]:
     for node in definition.node:
         for each in sorted(set(_types(node, bodies, set()))) if node.name in needed else ():
             line = source_line(graph.get_operation_by_name(node.name))
-            yield StatefulOp(node.name.partition("/")[2] or node.name, each, line)
+            yield f"{node.name.partition('/')[2] or node.name} ({each}, {line})"
 
 
 def ancestors(operations: Sequence[tf.Operation], but: Sequence[str] = ()) -> set[tf.Operation]:

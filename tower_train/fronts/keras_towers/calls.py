@@ -164,7 +164,7 @@ def explained() -> Iterator[None]:
         raise
 
 
-def _updating(apply: Callable, _) -> Callable:
+def _updating(apply: Callable) -> Callable:
     """Makes towers meet in an optimizer's `apply`, which apply_gradients calls."""
 
     @functools.wraps(apply)
@@ -199,7 +199,7 @@ def _joined_by_device(grads: Sequence[tf.Tensor], variables: Sequence) -> list[t
     return joined
 
 
-def _measuring(update_state: Callable, _) -> Callable:
+def _measuring(update_state: Callable) -> Callable:
     """Makes towers meet in a metric's update_state, which gets the rows of all and the means of scalars."""
 
     @functools.wraps(update_state)

@@ -66,7 +66,7 @@ class Training:
         return op
 
 
-def _averaging(apply_gradients: Callable, _) -> Callable:
+def _averaging(apply_gradients: Callable) -> Callable:
     """Makes towers meet in an optimizer's apply_gradients."""
 
     @functools.wraps(apply_gradients)
