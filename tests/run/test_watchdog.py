@@ -28,7 +28,7 @@ class Reports(logging.Handler):
 
 
 def wait_for_report(what):
-    """However long that takes on a busy machine."""
+    """Waits however long that takes on a busy machine."""
     jobs.wait_for(lambda: any(f"s: waiting for {what}." in each for each in REPORTS))
 
 

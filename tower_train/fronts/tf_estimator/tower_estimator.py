@@ -21,6 +21,18 @@ _model_to_estimator = library.keras_lib.model_to_estimator  # programs may put o
 _OF_A_WORKER = 1_000_003  # numbers of draws without a seed
 
 
+class _Counted(v1.train.SessionRunHook):
+    """Counts the steps of a training."""
+
+    steps: int | None = None  # until a session is made: there may be nothing left to train
+
+    def after_create_session(self, session, coord):
+        self.steps = self.steps or 0
+
+    def after_run(self, run_context, run_values):
+        self.steps += 1
+
+
 class Estimator(library.estimator.Estimator):
     """Trains and evaluates a model that is written as a function: the library's Estimator, trained on towers.
 
@@ -60,7 +72,7 @@ class Estimator(library.estimator.Estimator):
         cluster = workers.join(self._config, self._placed)
         training = Training(self._placed, cluster, self._config.batch_norm, self._config.is_compiled(self._placed))
         open_session = functools.partial(workers.open_session, training, max_steps)
-        before = self._steps_done()
+        counted = _Counted()
         with contextlib.ExitStack() as stack:
             stack.enter_context(compat.replaced(self, "_training", training))
             if training.cluster:
@@ -69,18 +81,13 @@ class Estimator(library.estimator.Estimator):
                 if not training.cluster.is_chief:
                     stack.enter_context(compat.replaced(self, "_warm_start_settings", None))
                 stack.enter_context(compat.replaced(training_module, "MonitoredTrainingSession", open_session))
-            super().train(input_fn, hooks, steps, max_steps, saving_listeners)
-        is_over = max_steps is not None and before >= max_steps
-        if training.num_towers > 1 and not (training.cluster or is_over) and self._steps_done() == before:
+            super().train(input_fn, [*(hooks or []), counted], steps, max_steps, saving_listeners)
+        if training.num_towers > 1 and counted.steps == 0:
             console.notice(
                 f"*** No step was done. If input_fn has ended: a step takes a batch for each of {training.num_towers} "
                 "towers. Let it give smaller batches, or more."
             )
         return self
-
-    def _steps_done(self) -> int:
-        path = self.latest_checkpoint()
-        return int(tf.train.load_variable(path, v1.GraphKeys.GLOBAL_STEP)) if path else 0
 
     def _create_and_assert_global_step(self, graph):
         with v1.device(devices.HOST):  # in one file of an export, with the variables
