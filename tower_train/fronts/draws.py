@@ -14,6 +14,7 @@ from tower_train.graph import context, xla
 from tower_train.graph.batch_axis import Axis
 
 Drawn = tuple[tf.Tensor, Callable]  # a tower's rows of a larger draw, and a function that draws them as usual
+Joined = tuple[Size, Size, tf.Tensor]  # a tower's number of rows, that of all towers, and the indices of the tower's
 
 _OF_NO_ROWS = ("beta", "binomial", "categorical", "gamma", "shuffle")  # of keras.random
 
@@ -40,7 +41,7 @@ def drawn_for_more(
       A list that collects these draws.
     """
     cut, op_seeds, lengths = [], itertools.count(), parts.lengths(batch) if cuts else []
-    rows = functools.partial(_rows_of_draw, cuts, lengths, joins)
+    rows = functools.partial(_rows_of_draw, cuts, lengths, _joined_rows(cuts) if joins else None)
 
     def draw(function, given):
         with xla.not_compiled():
@@ -106,14 +107,14 @@ def _dropped(rows: Callable, dropout: Callable, given: dict) -> tf.Tensor:
 
 
 def _rows_of_draw(
-    cuts: Sequence[Cut], lengths: Sequence[Size], joins: bool, size: Size, is_number: bool
+    cuts: Sequence[Cut], lengths: Sequence[Size], joined: Joined | None, size: Size, is_number: bool
 ) -> tuple[Size, tf.Tensor] | None:
     """Chooses a tower's rows of random numbers that are drawn for the whole batch.
 
     Args:
       cuts: of the tower's tensors.
       lengths: of their sequences.
-      joins: as of `drawn_for_more`.
+      joined: of the tower's tensors together, if the program may draw for them so.
       size: the rows that the tower draws: by example if they are a multiple of a tensor's, as those of several
         consecutive batches, or first as those of a sequence's elements, [batch * time].
       is_number: whether the program gives it as a number: that may be the whole batch's.
@@ -126,8 +127,7 @@ def _rows_of_draw(
         if isinstance(each.batch, int) and each.batch == size != each.rows:
             return size, tf.range(each.begin, each.begin + each.rows)
     is_static = isinstance(size, int)
-    joined = _rows_of_joined(cuts, size) if joins and len(cuts) > 1 else None
-    if joined and joined[0] is True:
+    if is_static and joined and isinstance(joined[0], int) and joined[0] == size:  # of tensors == makes an op
         return joined[1:]
     cuts = [*(Cut(*(length * each for each in rows)) for length in lengths for rows in cuts), *cuts]
     cuts = [each for each in cuts if not is_static or isinstance(each.rows, int) and size % each.rows == 0]
@@ -139,24 +139,25 @@ def _rows_of_draw(
         chosen = each if is_static else Cut(*(tf.where(fits, *pair) for pair in zip(each, chosen, strict=True)))
     kept = rows // chosen.rows * chosen.batch + chosen.begin + rows % chosen.rows
     total = (size + chosen.rows - 1) // chosen.rows * chosen.batch
-    return (total, kept) if joined is None else tf.cond(joined[0], lambda: joined[1:], lambda: (total, kept))
+    if is_static or joined is None:
+        return total, kept
+    return tf.cond(tf.equal(size, joined[0]), lambda: joined[1:], lambda: (total, kept))
 
 
-def _rows_of_joined(cuts: Sequence[Cut], size: Size) -> tuple[bool | tf.Tensor, Size, tf.Tensor] | None:
-    """Returns whether a size is that of tensors of different sizes together, each once, and then as `_rows_of_draw`;
-    None if it is known not to be."""
+def _joined_rows(cuts: Sequence[Cut]) -> Joined | None:
+    """Returns a tower's rows of the tensors of a batch, each size once, one after the other; None if all have one."""
     known = [each[:3] for each in cuts]
-    if isinstance(size, int):
-        distinct = list(dict.fromkeys(known)) if all(isinstance(each.rows, int) for each in cuts) else []
-        if len(distinct) < 2 or sum(rows for rows, _, _ in distinct) != size:
-            return None
-        table = tf.constant(distinct)
-    else:
-        table = tf.raw_ops.UniqueV2(x=tf.stack(list(map(tf.stack, known))), axis=[0]).y
+    is_static = all(isinstance(size, int) for each in known for size in each)
+    known = list(dict.fromkeys(known)) if is_static else known
+    if len(known) < 2:
+        return None
+    table = tf.stack(list(map(tf.stack, known)))
+    table = table if is_static else tf.raw_ops.UniqueV2(x=table, axis=[0]).y
     rows, begin, batch = tf.unstack(table, 3, axis=1)
     begin += tf.cumsum(batch, exclusive=True)
-    fits = tf.logical_and(tf.size(rows) > 1, tf.equal(tf.reduce_sum(rows), size))
     kept = tf.ragged.range(begin, begin + rows).values
-    if isinstance(size, int):
-        return True, sum(batch for _, _, batch in distinct), tf.ensure_shape(kept, [size])
-    return fits, tf.reduce_sum(batch), kept
+    if is_static:
+        total, whole = (sum(sizes) for sizes in list(zip(*known, strict=True))[::2])
+        return total, whole, tf.ensure_shape(kept, [total])
+    total = tf.where(tf.size(rows) > 1, tf.reduce_sum(rows), -1)  # of one size the usual way does the same
+    return total, tf.reduce_sum(batch), kept

@@ -116,6 +116,11 @@ class TowerModel(keras.Model):
         return [*self.template.variables, *(v for each in self.begun_with or () for v in each.variables)]
 
     @property
+    def has_own_step(self) -> bool:
+        """Returns whether the template has a train_step of its own."""
+        return self._train is fit.own
+
+    @property
     def is_compiled(self) -> bool:
         """Returns whether towers' passes are compiled by XLA: as Keras would compile the template's step."""
         return bool(getattr(self.template, "jit_compile", False))
@@ -181,7 +186,7 @@ class TowerModel(keras.Model):
         if self.begun_with is None:
             self.rehearse(data, program)
         self.exchange.begin("evaluation" if program is fit.test else "training", data)
-        step = Step(self, data, self.exchange, joins=program is fit.own)
+        step = Step(self, data, self.exchange)
         if program is fit.own:
             with tf.device(HOST):
                 check_shares(step)

@@ -37,9 +37,7 @@ class Step(meeting.Towers):
     """A step of a TowerModel's template, which has all its variables, on consecutive parts of a batch, of which the
     towers of this process compute theirs."""
 
-    def __init__(self, parallel, data, exchange: Exchange, joins: bool = False):
-        """joins: as of drawn_for_more."""
-        self._joins = joins
+    def __init__(self, parallel, data, exchange: Exchange):
         devices, self.model, self._parallel, self._exchange = parallel.towers, parallel.template, parallel, exchange
         self.whole = Whole(data, len(devices), exchange, parallel.merge_device)
         self._parts = self.whole.parts
@@ -76,7 +74,7 @@ class Step(meeting.Towers):
         with (
             tf.name_scope(f"tower_{tower.index}/"),
             self._scopes[tower.place],
-            drawn_for_more(part.cuts, part.data, names_all=True, joins=self._joins) as tower.draws,
+            drawn_for_more(part.cuts, part.data, names_all=True, joins=self._parallel.has_own_step) as tower.draws,
             self.whole.inside(tower, [leaf for leaf in leaves if leaf.shape.rank], self._parallel.batch_norm_over),
             xla.compiled(self._parallel.is_compiled, tower.device, "tower"),
         ):
