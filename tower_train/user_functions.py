@@ -23,7 +23,7 @@ def call(workload, name: str, *args, **keywords) -> Any:
     function, owner = getattr(workload, name), f"workload {workload.name}"
     if not callable(function):
         raise errors.GraphError(f"{owner}: {name} is {errors.described(function)}. Let it be a function.")
-    _check_parameters(function, f"{owner}: {name}", args, keywords)
+    _check_parameters(function, f"{owner}: {name}", name, args, keywords)
     try:
         returned = function(*args, **keywords)
     except (TypeError, ValueError) as error:  # TensorFlow's InaccessibleTensorError is a TypeError
@@ -40,7 +40,7 @@ def call(workload, name: str, *args, **keywords) -> Any:
     return returned
 
 
-def _check_parameters(function: Callable, what: str, args: tuple, keywords: dict) -> None:
+def _check_parameters(function: Callable, what: str, name: str, args: tuple, keywords: dict) -> None:
     try:
         signature = inspect.signature(function)
     except ValueError:  # a function in C tells none
@@ -51,8 +51,7 @@ def _check_parameters(function: Callable, what: str, args: tuple, keywords: dict
     try:
         signature.bind(*args, **keywords)
     except TypeError as error:
-        name = what.rpartition(" ")[2]
-        taken = ", ".join([*_PARAMETERS.get(name, "").split(), *(f"{keyword}=" for keyword in keywords)])
+        taken = ", ".join([*_PARAMETERS[name].split(), *(f"{keyword}=" for keyword in keywords)])
         raise errors.GraphError(f"{what} is a function of {signature} ({error}). Let it be {name}({taken}).") from None
 
 
@@ -77,7 +76,6 @@ def _are_metrics(returned, *_) -> bool:
 _PARAMETERS = {
     "examples": "request",
     "inference": "features training",
-    "inference_for": "examples",
     "loss": "outputs labels",
     "metrics": "outputs labels",
     "augment": "features draws",

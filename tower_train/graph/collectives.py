@@ -233,7 +233,8 @@ class AllReduce:
 
     def _mean_of_dense(self, message: list[list[tf.Tensor]]) -> list[list[tf.Tensor]]:
         shapes, dtype = [value.shape for value in message[0]], message[0][0].dtype
-        sent = self._dtype or _SUMMED_AS.get(dtype, dtype)
+        # a cast of complex numbers would leave their imaginary parts out in silence
+        sent = dtype if dtype.is_complex else self._dtype or _SUMMED_AS.get(dtype, dtype)
 
         def pack(local):
             whole = tf.concat([tf.reshape(value, [-1]) for value in local], axis=0)
