@@ -141,7 +141,8 @@ class Log(Action):
         sec_per_batch = seconds / (steps * sum(layout.towers_per_worker))
         input_share = (self._training.input_secs - self._input_secs) / seconds
         self._input_secs = self._training.input_secs
-        say(messages.step_line(step, loss, examples_per_sec, sec_per_batch, input_share))
+        on_gpus = self._training.plan.devices.names[0].startswith("GPU")
+        say(messages.step_line(step, loss, examples_per_sec, sec_per_batch, input_share, on_gpus))
         self._bar.update(step, rates=f"loss {messages.as_loss(loss)}  {examples_per_sec:.0f} examples/sec")
         rates = {
             "learning_rate": float(report.learning_rate),
