@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras_examples import EXAMPLES
 from keras_twins import CROSS_ENTROPY, assert_same, data, fit_both, small_network, twins
 from tensorflow.python.eager import context
 
@@ -236,3 +237,23 @@ def test_crossentropies_of_saturated_outputs_are_computed_of_their_logits(float6
     loss = "sparse_categorical_crossentropy"
     settings = {"optimizer": "adam", "loss": loss, "metrics": ["accuracy", loss]}
     assert_same(fit_both(build, 2, settings, 255 * np.abs(x), y, batch_size=16, epochs=3), 1e-9)
+
+
+# Two workers train the others in test_multi_worker_models.py.
+@pytest.mark.parametrize("name", [name for name, example in EXAMPLES.items() if not example.on_workers])
+def test_two_towers_train_what_keras_does_on_one_device(float64, name):
+    example = EXAMPLES[name]
+    data = example.data()
+    if isinstance(data["x"], (np.ndarray, list, dict)):
+        data.setdefault("batch_size", 5)
+    assert_same(fit_both(example.build, 2, example.compiled, epochs=2, **data), 1e-9)
+
+
+def test_an_example_is_exported_as_the_plain_model(tmp_path):
+    example = EXAMPLES["preprocessing_layers"]
+    x = example.data()["x"]
+    parallel = tower_train.multi_gpu_model(example.build(), gpus=2)
+    parallel.export(tmp_path / "exported", verbose=False)
+    served = keras.layers.TFSMLayer(tmp_path / "exported", call_endpoint="serve")
+    found = served({name: keras.ops.convert_to_tensor(values) for name, values in x.items()})
+    np.testing.assert_allclose(found, parallel.template.predict(x, verbose=0), atol=1e-6)
