@@ -45,7 +45,8 @@ def parallel(*layers, **options):
 
 
 def test_towers_that_train_what_keras_trains_are_shown_to():
-    model = parallel(keras.layers.Dense(8, "relu"), Looked())
+    within = keras.Sequential([keras.Input([8]), Looked()])
+    model = parallel(keras.layers.Dense(8, "relu"), within, keras.Model(x := keras.Input([8]), Looked()(x)))
     before = model.template.get_weights()
     line = model.check(X, Y)
     assert line.startswith("towers:   2 equal 1 on this network to ") and " examples, float64" in line
@@ -179,7 +180,21 @@ def test_a_first_fit_of_towers_that_differ_names_the_layer_unless_it_compares_no
         errors.GraphError, match=r"\(Adding, .*\): the loss that it adds, which is no mean over examples"
     ):
         parallel(keras.layers.Dense(8), Adding(keras.ops.sum)).check(X, Y)
+    with pytest.raises(errors.GraphError, match=r"begins at \S+/centered.*\n.*never"):
+        parallel(Centered()).train_on_batch(X, Y)
     parallel(Centered(), check_towers="never").fit(X, Y, batch_size=8, verbose=0)
+
+
+def test_a_first_train_on_batch_compares_if_it_can_and_then_trains_as_if_it_had_not(compared, capsys):
+    def trained(count, **options):
+        model = parallel(keras.layers.Dense(8), keras.layers.Dropout(0.5), **options)
+        return [model.train_on_batch(X[:count], Y[:count], WEIGHTS[:count]) for _ in range(2)]
+
+    losses = trained(16)
+    assert re.fullmatch(r"towers:   2 equal 1 on this network to .*\n", capsys.readouterr().out)
+    assert losses == trained(16, check_towers="never")
+    trained(3)
+    assert "not compared with one device, as that fails: check: there are fewer than 4" in capsys.readouterr().out
 
 
 def test_steps_of_an_optimizer_that_accumulates_gradients_are_compared():

@@ -117,3 +117,15 @@ def test_a_method_is_wrapped_in_all_heirs_of_a_class():
         pass
 
     assert [cls().method() for cls in (Base, Of, Silent)] == ["(base)", "(of (base))", "(later)"]
+
+
+def test_tracing_that_is_not_counted_gives_no_warning_later(monkeypatch):
+    warned = []
+    monkeypatch.setattr(tf.get_logger(), "warning", lambda *args: warned.append(args))
+    function = tf.function(lambda x: x)  # traced anew for each number of Python's
+    with compat.tracing_not_counted():
+        list(map(function, range(9)))
+    function(9)
+    assert not warned
+    list(map(function, range(10, 19)))
+    assert warned

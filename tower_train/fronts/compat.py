@@ -35,6 +35,7 @@ from keras.src.utils import python_utils
 from tensorflow.core.framework.device_attributes_pb2 import DeviceAttributes
 from tensorflow.python.client import device_lib, session
 from tensorflow.python.eager import context, record
+from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from tensorflow.python.framework import ops
 from tensorflow.python.framework import random_seed as seeds_of_ops
 from tensorflow.python.ops import (
@@ -189,6 +190,11 @@ def _original(owner: Any, name: str) -> Callable:
 
     setattr(owner, name, function)
     return original
+
+
+def tracing_not_counted() -> contextlib.AbstractContextManager:
+    """Lets functions be traced within this block without being counted for TensorFlow's warning of retracing."""
+    return replaced_here(polymorphic_function._FrequentTracingDetectorManager, called_with_tracing=lambda *_: None)
 
 
 def wrap_method(base: type, name: str, wrap: Callable[[Callable], Callable]) -> None:
@@ -641,11 +647,14 @@ def in_float64(variables: Iterable[keras.Variable]) -> Iterator[None]:
     """Makes float64 the default, and lets variables have their values, and all layers and losses compute, in it within
     this block; after it the variables have their values of before."""
     policy, float64 = keras.DTypePolicy("float64"), lambda _, owner: "float64"
+    of_input = lambda dtype, its: "float64" if "float" in dtype(its) else dtype(its)  # noqa: E731
     of_layers = {"compute_dtype": float64, "variable_dtype": float64, "dtype_policy": lambda _, layer: policy}
     with (
         floatx("float64"),
         replaced_here(keras.Layer, **of_layers),
         replaced_here(keras.losses.Loss, dtype=float64),
+        replaced_here(keras.KerasTensor, dtype=of_input),  # to which a model within a model casts
+        replaced_here(keras.layers.InputLayer, dtype=of_input),
         contextlib.ExitStack() as stack,
     ):
         for variable in variables:

@@ -27,20 +27,22 @@ def first_step(parallel, train: Callable) -> Callable:
     """Returns a TowerModel's training function for its first step, before which it compares that step's batches."""
 
     def step(iterator):
-        if not isinstance(iterator, tf.data.Iterator):  # of train_on_batch
-            return train(iterator)
+        spec = getattr(iterator, "element_spec", None)  # none of train_on_batch, which gives a generator
         batches = list(itertools.islice(iterator, parallel.steps_per_execution))
         if batches:
+            tensors = keras.tree.map_structure(parts.as_tensor, batches)
             with compat.random_states_kept():
-                compare = functools.partial(compare_steps, parallel, batches, iterator.element_spec, is_first=True)
+                compare = functools.partial(compare_steps, parallel, tensors, spec, is_first=True)
                 console.say(comparison.before_training(compare, _HOW_NOT).line)
+            iterator = iter(batches if spec is None else compat.as_dataset(batches, spec))
         parallel.train_function = train
-        return train(iter(compat.as_dataset(batches, iterator.element_spec)) if batches else iterator)
+        return train(iterator)
 
     return step
 
 
 @explained()
+@compat.tracing_not_counted()
 def compare_steps(parallel, batches: Sequence, spec, is_first: bool = False) -> Outcome:
     """Compares a few steps of a TowerModel with those of its template on one device, and leaves it as it was.
 
