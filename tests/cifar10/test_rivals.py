@@ -100,7 +100,6 @@ def train_until_it_has(rival, request):
 )
 def test_each_learns(model, name, request_for):
     rival = rivals_of(model)[name]
-    assert rival.dtype == ("bfloat16" if "bfloat16" in name else "float32")
     if name.startswith("torch"):
         importlib.import_module("torch").set_num_threads(1)  # its threads wait for each other where cores are shared
     assert train_until_it_has(rival, request_for)
@@ -108,7 +107,6 @@ def test_each_learns(model, name, request_for):
 
 def test_keras_trains_in_bfloat16(request_for):
     rival, losses = rivals_of("cifar10_94")["keras/fit/bfloat16"], []
-    assert rival.dtype == "bfloat16"
 
     def after_step(loss):
         losses.append(float(loss))

@@ -99,7 +99,6 @@ class Side:
     train: str
     arguments: dict[str, Any] = dataclasses.field(default_factory=dict)  # further arguments of `train`, for JSON
     num_devices: int = 1  # number of GPUs, or logical CPU devices, on which it trains
-    dtype: str = "float32"  # of its convolutions and matrix products
     is_quick: bool = False  # whether --quick has it
     # its name in tables and figures; empty if that is `name`. It ends with ', DTYPE' if that is not float32
     label: str = ""
@@ -128,7 +127,7 @@ def keras_sides(
         if dtype != "float32":
             name, label, more = f"{name}/{dtype}", f"{label}, {dtype}", more | {"dtype_policy": f"mixed_{dtype}"}
         if is_on_gpu or form != "fit/not compiled":
-            sides.append(Side(name, train, arguments | more, dtype=dtype, is_quick=form == "fit", label=label))
+            sides.append(Side(name, train, arguments | more, is_quick=form == "fit", label=label))
     return sides
 
 
@@ -144,7 +143,7 @@ def torch_sides(network: str, recipe: dict, is_on_gpu: bool) -> list[Side]:
         ways = [way for way in (form, dtype.removeprefix("float32")) if way]
         name, label = "/".join(["torch", *ways]), ", ".join([f"PyTorch {version}", *ways])
         arguments = dict(network=network, recipe=recipe, autocast=dtype != "float32", compiled=bool(form))
-        side = Side(name, "tower_train.bench.torch_fit:train", arguments, 1, dtype, not form, label)
+        side = Side(name, "tower_train.bench.torch_fit:train", arguments, 1, not form, label)
         sides.append(dataclasses.replace(side, without_tensorflow=True))
     return sides
 
@@ -220,7 +219,7 @@ def _trainer(
         **(of_config or {}),
     )
     label = f"tower_train, {name.replace('/', ', ')}"
-    return Side(f"tower_train/{name}", "tower_train.bench.trainer:train", arguments, towers, dtype, label=label, **more)
+    return Side(f"tower_train/{name}", "tower_train.bench.trainer:train", arguments, towers, label=label, **more)
 
 
 def counted(number: int, noun: str) -> str:
