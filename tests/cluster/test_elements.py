@@ -7,7 +7,6 @@ import element_workloads
 import jobs
 import numpy as np
 import pytest
-import tensorflow as tf
 import trainings
 
 from tower_train import errors
@@ -24,19 +23,6 @@ def keep_only(train_dir, step):
     for path in [*train_dir.glob("model.ckpt-*"), *train_dir.glob("checkpoint")]:
         if not path.name.startswith(f"model.ckpt-{step}."):
             path.unlink()
-
-
-class Taken(tf.compat.v1.train.SessionRunHook):
-    """Notes the features that a worker trains on, over steps."""
-
-    def __init__(self):
-        self.steps = []
-
-    def before_run(self, run_context):
-        return tf.compat.v1.train.SessionRunArgs("input/IteratorGetNext:0")
-
-    def after_run(self, run_context, run_values):
-        self.steps.append(run_values.results)
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +52,10 @@ def test_another_number_of_workers_is_refused_or_begins_an_epoch(killed_run, tmp
     options = OPTIONS | dict(workload=element_workloads.UNDISTORTED, batch_size=BATCH, max_steps=5 + 6)
     with pytest.raises(errors.RunError, match="ckpt-5: workers were 2, now 1, and it .* --override, which begins"):
         jobs.train_toy(tmp_path / "run", **options)
-    jobs.train_toy(tmp_path / "run", [taken := Taken()], override=True, **options)
+    features = jobs.Fetching(lambda: "input/IteratorGetNext:0")
+    jobs.train_toy(tmp_path / "run", [features], override=True, **options)
     assert "initialised afresh: " in capsys.readouterr().out
-    rows, expected = np.concatenate(taken.steps), element_workloads.arrays("train")[0] + 1
+    rows, expected = np.concatenate(features.found), element_workloads.arrays("train")[0] + 1
     np.testing.assert_array_equal(sorted(map(tuple, rows)), sorted(map(tuple, expected)))
 
 

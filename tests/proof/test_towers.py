@@ -183,25 +183,16 @@ def test_a_difference_can_be_allowed():
 
 
 def test_hooks_find_what_the_network_keeps_in_the_graph_that_is_trained(tmp_path):
-    kept, fetched = [], []
+    kept = []
 
     def network(features, training):
         kept.append(plain(features, training))
         return kept[-1]
 
-    class Fetching(tf.compat.v1.train.SessionRunHook):
-        def begin(self):
-            self.tensor = kept[-1]  # the comparison, which comes after, calls the network too
-
-        def before_run(self, run_context):
-            return tf.compat.v1.train.SessionRunArgs(self.tensor)
-
-        def after_run(self, run_context, run_values):
-            fetched.append(run_values.results.shape)
-
+    hook = jobs.Fetching(lambda: kept[-1])  # the comparison, which comes after, calls the network too
     workload = Workload("keeping", lambda _: EXAMPLES, network)
-    jobs.train_toy(tmp_path, [Fetching()], workload, max_steps=1, check_towers="auto")
-    assert fetched == [(8, 3)]
+    jobs.train_toy(tmp_path, [hook], workload, max_steps=1, check_towers="auto")
+    assert [outputs.shape for outputs in hook.found] == [(8, 3)]
 
 
 def out_of_range(features, training):

@@ -3,6 +3,7 @@
 import dataclasses
 
 import clusters
+import jobs
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -40,17 +41,9 @@ def augment(features, draws):
 WORKLOAD = Workload("numbered", load, network, augment=augment)
 
 
-class Noting(v1.train.SessionRunHook):
-    """Notes which examples each step trains on."""
-
-    def __init__(self):
-        self.numbers = []
-
-    def before_run(self, run_context):
-        return v1.train.SessionRunArgs(v1.get_collection("numbers"))
-
-    def after_run(self, run_context, run_values):
-        self.numbers.append(np.concatenate(run_values.results).astype(int))
+def noting():
+    """A hook that notes which examples each step trains on, [steps, towers, batch]."""
+    return jobs.Fetching(lambda: v1.get_collection("numbers"))
 
 
 OPTIONS = dict(num_gpus=1, device="cpu", dtype="float64", seed=3, global_batch_size=BATCH, ema=0.0)
@@ -61,10 +54,9 @@ OPTIONS |= dict(check_towers="never", summary_every_steps=0, check_data=False)
 
 def train(folder, steps, workload=WORKLOAD, **options):
     """Returns the numbers of a run's examples [steps, batch], and its weights."""
-    noting = Noting()
     config = Config(**OPTIONS | dict(train_dir=str(folder), max_steps=steps) | options)
-    tower_train.train(workload, config, [noting])
-    return np.array(noting.numbers), saved(folder)
+    tower_train.train(workload, config, [numbers := noting()])
+    return np.reshape(numbers.found, [len(numbers.found), -1]).astype(int), saved(folder)
 
 
 def saved(folder):
@@ -120,10 +112,10 @@ def test_towers_train_on_the_examples_of_one(whole, options, tmp_path):
 
 
 def test_workers_train_on_the_examples_of_one(whole, tmp_path):
-    notes = [Noting(), Noting()]
+    notes = [noting(), noting()]
     options = OPTIONS | dict(max_steps=STEPS, save_every_steps=0)
     clusters.train_together(tmp_path / "run", 2, WORKLOAD, {i: [notes[i]] for i in range(2)}, **options)
-    np.testing.assert_array_equal(np.concatenate([each.numbers for each in notes], axis=1), whole[0])
+    np.testing.assert_array_equal(np.concatenate([each.found for each in notes], axis=2)[:, 0], whole[0])
     np.testing.assert_allclose(saved(tmp_path / "run"), whole[1], rtol=0, atol=1e-12)
 
 

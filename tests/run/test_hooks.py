@@ -151,12 +151,9 @@ def test_trainings_in_threads_are_as_one_alone_and_leave_no_graph_behind(tmp_pat
     """Of a network with custom gradients, whose functions TensorFlow keeps."""
     graphs, results = [], []
 
-    class Graph(v1.train.SessionRunHook):
-        def after_create_session(self, session, coord):
-            graphs.append(weakref.ref(session.graph))
-
     def train_it(name):
-        results.append(jobs.train_toy(tmp_path / name, [Graph()], "norm_workload", max_steps=5).step)
+        hook = jobs.At({1: lambda context: graphs.append(weakref.ref(context.session.graph))})
+        results.append(jobs.train_toy(tmp_path / name, [hook], "norm_workload", max_steps=5).step)
 
     train_it("alone")
     threads = [threading.Thread(target=train_it, args=[name]) for name in ("one", "other")]

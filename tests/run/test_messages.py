@@ -176,12 +176,9 @@ def test_on_a_terminal_there_are_log_lines_and_a_bar(tmp_path, monkeypatch):
         def isatty(self):
             return True
 
-    class Unhurried(tf.compat.v1.train.SessionRunHook):
-        def after_run(self, run_context, run_values):
-            time.sleep(0.02)  # the bar is drawn ten times a second
-
     monkeypatch.setattr(sys, "stdout", Terminal())
-    jobs.train_toy(tmp_path, [Unhurried()], max_steps=60)
+    pause = lambda _: time.sleep(0.02)  # noqa: E731 - the bar is drawn ten times a second
+    jobs.train_toy(tmp_path, [jobs.At(dict.fromkeys(range(61), pause))], max_steps=60)
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", sys.stdout.getvalue())
     lines = "\n".join(line.strip() for line in re.split(r"[\r\n]+", plain))
     assert [int(line["step"]) for line in log_lines(lines)] == list(range(5, 61, 5))  # as asked for
