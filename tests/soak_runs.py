@@ -138,9 +138,9 @@ class Run:
 
     # The disturbances.
 
-    def _kill(self, number=signal.SIGKILL):
+    def _kill(self):
         for index in self._some():
-            self.end_one(index, number)
+            self.end_one(index, signal.SIGKILL)
 
     def _stop(self):
         stopped = [self.running[index] for index in self._some()]

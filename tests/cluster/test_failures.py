@@ -193,16 +193,6 @@ def test_who_finishes_waits_for_nobody_that_is_gone():
     assert follower.failure(WorkerState.DONE, after=10_000) is None
 
 
-def test_a_failed_worker_is_named_with_its_error_and_its_status():
-    failed = status(1, state=WorkerState.FAILED, failure="KeyError", exit_status=1)
-    watch = Watch()
-    watch.read(status(0), failed, status(2))
-    assert watch.failure() == ("worker 1 (b:2): KeyError", 1)
-    follower = Watch(index=2)
-    follower.read(status(0, state=WorkerState.FAILED, failure="worker 1 (b:2): KeyError", exit_status=1))
-    assert follower.failure() == ("worker 1 (b:2): KeyError", 1)
-
-
 def test_a_status_is_read_as_it_was_written():
     written = status(
         1, state=WorkerState.READY, facts={"--seed": 5}, steps=(3, 9), members=("x",), stopped_by="last step"

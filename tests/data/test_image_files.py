@@ -72,13 +72,6 @@ def test_a_fraction_is_set_aside_by_groups(train_only):
     assert aside(1, r"patient (\d)") in {aside(seed) for seed in range(20)}, "a bracket is the group"
 
 
-def test_class_folders_may_lie_in_the_directory_itself(root):
-    listing = find(root / "train", "train")
-    assert listing.names == find(root, "train").names
-    train, aside = (find(root / "train", split, 0.5, seed=3).names for split in ("train", "validation"))
-    assert sorted(train + aside) == sorted(listing.names) and len(aside) == 9
-
-
 def test_files_that_are_no_images_are_passed_over_and_counted_but_for_hidden_ones(root):
     make(root / "train/cat", ".DS_Store", ".hidden.jpg", "notes.txt", "more.txt", "README", "1.TIF", "deeper.jpg/x")
     make(root / "train/.ipynb_checkpoints", "x")
@@ -139,13 +132,6 @@ def test_dog_breed_needs_one_option_which_the_message_names(tmp_path, test):
     left_out = f"1 images without a class and 1 classes without their image in {tmp_path} left out."
     assert notice == f"--labels=labels.csv: {left_out}"
     assert find(tmp_path, "test", labels="labels.csv") is None
-
-
-def test_a_table_may_begin_with_a_byte_order_mark_and_have_quotes_and_line_ends_of_windows(tmp_path):
-    make(tmp_path, "train/a.jpg", "train/b/c.jpg")
-    table = b'\xef\xbb\xbfimage,class\r\n"a.jpg","cat"\r\ntrain/b/c,dog\r\n'
-    (tmp_path / "train" / "labels.csv").write_bytes(table)
-    assert classes(tmp_path, "labels.csv")[0] == {"a.jpg": "cat", "b/c.jpg": "dog"}
 
 
 def test_a_cell_may_hold_commas_and_quotes_and_a_table_of_another_encoding_is_named(tmp_path):

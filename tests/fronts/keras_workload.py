@@ -28,21 +28,15 @@ def drawing(*layers):
     return make
 
 
-def small(dropout=0.0, **changes):
+def small(constraint=None):
     """Two convolutions, both normalised, the second without scale, and weight decay; layers without names."""
-
-    def make():
-        inputs = keras.Input([SIZE, SIZE, 2])
-        maps = keras.layers.Conv2D(4, 3, kernel_regularizer=keras.regularizers.L2(0.01))(inputs)
-        maps = keras.layers.ReLU()(keras.layers.BatchNormalization(momentum=0.75)(maps))
-        maps = keras.layers.Conv2D(5, 3, use_bias=False, kernel_constraint=changes.get("constraint"))(maps)
-        maps = keras.layers.BatchNormalization(momentum=0.5, scale=False)(maps)
-        features = keras.layers.GlobalAveragePooling2D()(keras.layers.ReLU()(maps))
-        if dropout:
-            features = keras.layers.Dropout(dropout)(features)
-        return keras.Model(inputs, keras.layers.Dense(CLASSES)(features), name="small")
-
-    return make
+    inputs = keras.Input([SIZE, SIZE, 2])
+    maps = keras.layers.Conv2D(4, 3, kernel_regularizer=keras.regularizers.L2(0.01))(inputs)
+    maps = keras.layers.ReLU()(keras.layers.BatchNormalization(momentum=0.75)(maps))
+    maps = keras.layers.Conv2D(5, 3, use_bias=False, kernel_constraint=constraint)(maps)
+    maps = keras.layers.BatchNormalization(momentum=0.5, scale=False)(maps)
+    features = keras.layers.GlobalAveragePooling2D()(keras.layers.ReLU()(maps))
+    return keras.Model(inputs, keras.layers.Dense(CLASSES)(features), name="small")
 
 
 def workload(make):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras_examples import EXAMPLES
+from keras_twins import Adds
 
 from tower_train import errors, multi_gpu_model
 from tower_train.fronts import compat
@@ -157,29 +158,14 @@ def test_a_first_fit_compares_few_examples_if_it_takes_long_and_then_trains_as_i
     assert all((one == other).all() for one, other in zip(weights, expected, strict=True))
 
 
-class Adding(keras.layers.Layer):
-    """Adds a loss as VAEs do."""
-
-    def __init__(self, reduce):
-        super().__init__()
-        self.reduce = reduce
-
-    def call(self, inputs):
-        self.add_loss(keras.ops.mean(inputs**2))
-        self.add_loss(self.reduce(inputs**2))
-        return inputs
-
-
 def test_a_first_fit_of_towers_that_differ_names_the_layer_unless_it_compares_nothing(compared):
     line = Centered.call.__code__.co_firstlineno
     with pytest.raises(
         errors.GraphError, match=rf"begins at \S+/centered\S* \(Centered, test_check.py:{line}\).*\n.*never"
     ):
         parallel(keras.layers.Dense(8), Centered()).fit(X, Y, batch_size=8, verbose=0)
-    with pytest.raises(
-        errors.GraphError, match=r"\(Adding, .*\): the loss that it adds, which is no mean over examples"
-    ):
-        parallel(keras.layers.Dense(8), Adding(keras.ops.sum)).check(X, Y)
+    with pytest.raises(errors.GraphError, match=r"\(Adds, .*\): the loss that it adds, which is no mean over examples"):
+        parallel(keras.layers.Dense(8), Adds(lambda x: [keras.ops.mean(x**2), keras.ops.sum(x**2)])).check(X, Y)
     with pytest.raises(errors.GraphError, match=r"begins at \S+/centered.*\n.*never"):
         parallel(Centered()).train_on_batch(X, Y)
     parallel(Centered(), check_towers="never").fit(X, Y, batch_size=8, verbose=0)

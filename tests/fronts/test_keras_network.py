@@ -30,7 +30,7 @@ def before_and_after(session, built, steps):
 
 
 def test_a_model_that_build_loads_compiled_trains_as_the_plain_one(examples, float64, tmp_path):
-    model = small()()
+    model = small()
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())  # of both classes that are patched
     model.compile(optimizer, "mse", metrics=["mae", keras.metrics.Mean()])
     model.optimizer.build(model.trainable_variables)
@@ -56,9 +56,9 @@ def adamw():
 )
 def test_a_step_is_the_one_that_keras_does(examples, float64, optimizer, options, tolerance):
     """Loss, gradients, weight decay, moving statistics: from Keras' own layers, losses and optimizer, run eagerly."""
-    with opened(examples, small(), batch_size=24, ema=0.0, **options) as (built, session):
+    with opened(examples, small, batch_size=24, ema=0.0, **options) as (built, session):
         start, ended, [loss] = before_and_after(session, built, 1)
-    model = keras.models.clone_model(small()())
+    model = keras.models.clone_model(small())
     layers = [layer for layer in model.layers if layer.weights]
     ours = ["conv2d", "batch_normalization", "conv2d_1", "batch_normalization_1", "dense"]
     variables = {f"{name}/{v.name}": v for name, layer in zip(ours, layers, strict=True) for v in layer.variables}
@@ -109,10 +109,10 @@ def test_layers_with_tables_look_up_in_each_graph_what_keras_does():
 
 
 def test_initial_values_follow_the_seed_and_the_names_only(examples):
-    first = train(examples, small(), 0)[1]
+    first = train(examples, small, 0)[1]
     keras.layers.Dense(1), keras.layers.Conv2D(1, 1)  # so that Keras would number the next ones differently
-    again = train(examples, small(), 0, num_gpus=2)[1]
-    other = train(examples, small(), 0, seed=1)[1]
+    again = train(examples, small, 0, num_gpus=2)[1]
+    other = train(examples, small, 0, seed=1)[1]
     assert first.keys() == again.keys() == other.keys()
     for name in first:
         np.testing.assert_array_equal(first[name], again[name])
@@ -124,7 +124,7 @@ def test_initial_values_follow_the_seed_and_the_names_only(examples):
 
 
 def test_a_model_made_elsewhere_begins_with_its_values(examples):
-    model = small()()
+    model = small()
     images = np.ones([2, SIZE, SIZE, 2], np.float32)
     before = model.predict(images, verbose=0)
     start = train(examples, lambda: model, 0, dtype="float32")[1]
@@ -137,7 +137,7 @@ def freezing(count):
     """The small network, whose first `count` layers are frozen."""
 
     def make():
-        model = small()()
+        model = small()
         for layer in model.layers[:count]:
             layer.trainable = False
         return model
@@ -179,7 +179,7 @@ def test_frozen_batch_normalisation_uses_its_moving_statistics(examples):
     with opened(examples, freezing(7), batch_size=24) as (built, session):
         start, ended, [loss] = before_and_after(session, built, 1)
     assert [ended[name].tobytes() == start[name].tobytes() for name in start if name.startswith("batch")] == [True] * 7
-    network = tower_train.keras_network(small())
+    network = tower_train.keras_network(small)
     images, labels = examples.first(24)
     with tf.Graph().as_default(), v1.Session() as session:
         logits = network(tf.constant(images, tf.float64), training=False)
@@ -217,7 +217,7 @@ def test_a_network_of_integers_computes_in_the_runs_dtype(dtype, kept):
 
 
 def test_constraints_hold_after_a_step(examples):
-    ended = train(examples, small(constraint=keras.constraints.UnitNorm(axis=[0, 1, 2])), 2)[1]
+    ended = train(examples, functools.partial(small, constraint=keras.constraints.UnitNorm(axis=[0, 1, 2])), 2)[1]
     np.testing.assert_allclose(np.sqrt(np.sum(ended["conv2d_1/kernel"] ** 2, axis=(0, 1, 2))), 1, rtol=1e-6)
 
 
@@ -298,6 +298,6 @@ def test_moments_that_a_layer_adapted_to_are_those_of_the_checkpoint():
 def test_keras_is_left_as_it_was(examples):
     before = keras.config.floatx(), keras.config.dtype_policy().name
     _, last = keras.layers.Dense(1), keras.layers.Dense(1).name
-    train(examples, small(), 0)
+    train(examples, small, 0)
     assert (keras.config.floatx(), keras.config.dtype_policy().name) == before
     assert keras.layers.Dense(1).name == f"dense_{int(last.removeprefix('dense_')) + 1}"

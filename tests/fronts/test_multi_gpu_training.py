@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras_examples import EXAMPLES
-from keras_twins import CROSS_ENTROPY, assert_same, data, fit_both, small_network, twins
+from keras_twins import CROSS_ENTROPY, Adds, assert_same, data, fit_both, small_network, twins
 from tensorflow.python.eager import context
 
 import tower_train
@@ -126,18 +126,6 @@ def test_compiled_towers_train_what_others_train(float64):
     products = {op.name.partition("/")[0] for op in marked if op.type == "MatMul"}
     assert products == {"tower_0", "tower_1", "gradient_tape"}
     assert not [op.type for op in marked if "Random" in op.type or "Assign" in op.type]
-
-
-class Adds(layers.Layer):
-    """Adds function(inputs) to the loss."""
-
-    def __init__(self, function, **kwargs):
-        super().__init__(**kwargs)
-        self.function = function
-
-    def call(self, inputs):
-        self.add_loss(self.function(inputs))
-        return inputs
 
 
 class Measures(layers.Layer):

@@ -27,10 +27,10 @@ def indices(positions, num_examples, seed=0):
         return session.run(found)
 
 
-def steps(workload, examples, num_steps, tower_batch, num_towers, seed=0, start=0):
+def steps(workload, examples, num_steps, tower_batch, num_towers, start=0):
     """The global batches, towers joined: (features, labels) of all steps one after the other."""
     layout = trainings.on_host(tower_batch, num_towers)
-    found = trainings.stream_batches(workload, examples, num_steps, layout, seed, start)
+    found = trainings.stream_batches(workload, examples, num_steps, layout, 0, start)
     return tuple(np.concatenate(part) for part in zip(*(batch for step in found for batch in step), strict=True))
 
 

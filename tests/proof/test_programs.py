@@ -212,14 +212,6 @@ def fake_quantisation_by_the_batch(x, training):
 
 
 @program()
-def fake_quantisation_as_that_is_advised(x, training):
-    hidden, largest = x @ weight("a", [4, 8], x.dtype), state("largest", [], x.dtype, v1.ones_initializer())
-    limit = tf.identity(largest)
-    largest.assign(0.9 * largest + 0.1 * tf.reduce_mean(tf.reduce_max(hidden, axis=1)))
-    return tf.clip_by_value(hidden, -limit, limit) @ weight("b", [8, 3], x.dtype)
-
-
-@program()
 def recomputed_batch_normalisation(x, training):
     a, b = weight("a", [4, 8], x.dtype), weight("b", [8, 3], x.dtype)
 

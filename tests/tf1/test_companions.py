@@ -31,24 +31,19 @@ def folder(tmp_path):
     return tmp_path
 
 
+WORDS = ["--max_steps=1", "--batch_size=8", "--train_dir=run", "--check_towers=never"]
+
+
 def test_ours_trains_beside_a_companion_of_that_name(folder):
-    words = ["--dataset=generated", "--max_steps=1", "--batch_size=8", "--train_dir=run", "--check_towers=never"]
-    done = jobs.command("tower_train", *words, cwd=folder)
+    done = jobs.command("tower_train", *WORDS, "--dataset=generated", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "cifar10_94" in jobs.command("tower_train", "--recipe=cifar10_94", "--help", cwd=folder).stdout
 
 
-def test_a_workloads_companion_is_the_users_and_its_flags_have_the_command_lines_values(folder):
-    words = ["--workload=mine", "--max_steps=1", "--batch_size=8", "--train_dir=run", "--check_towers=never"]
-    done = jobs.command("tower_train", *words, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    assert "hidden 3 batch 8" in done.stdout
-
-
-def test_a_file_of_that_name_with_a_workload_is_the_workload(folder):
-    (folder / "cifar10.py").write_text(
-        COMPANION + WORKLOAD.replace("import cifar10, ", "import ").replace("cifar10.", "")
-    )
-    words = ["--max_steps=1", "--batch_size=8", "--train_dir=run", "--check_towers=never"]
-    done = jobs.command("tower_train", *words, cwd=folder)
+@pytest.mark.parametrize("words", [["--workload=mine"], []])
+def test_a_workloads_companion_is_the_users_or_itself_one_and_its_flags_have_the_command_lines_values(folder, words):
+    if not words:
+        workload = WORKLOAD.replace("import cifar10, ", "import ").replace("cifar10.", "")
+        (folder / "cifar10.py").write_text(COMPANION + workload)
+    done = jobs.command("tower_train", *WORDS, *words, cwd=folder)
     assert done.returncode == 0 and "hidden 3 batch 8" in done.stdout, done.stderr

@@ -32,9 +32,19 @@ print(registers, VariableV1 is tf.Variable)
 """
 
 
-REFUSED = (
-    "from tensorflow.contrib import crf  # may be imported: programs for TPUs and others ask first\ncrf.crf_decode\n"
-)
+REFUSED = """
+import tensorflow as tf
+print(hasattr(tf, 'nothing'))
+from tensorflow.contrib import crf  # may be imported: programs for TPUs and others ask first
+crf.crf_decode
+"""
+
+
+STRATEGY = """
+import tensorflow as tf
+model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(2,))])
+model.compile('sgd', 'mse', distribute=tf.contrib.distribute.MirroredStrategy(num_gpus=2))
+"""
 
 
 def test_every_name_of_the_table_is_there():
@@ -73,34 +83,22 @@ def test_check_lists_names_with_lines_and_replacements(tmp_path):
     assert "Missing names: 2." in done.stdout
 
 
-def test_private_and_older_names_are_there(tmp_path):
-    (tmp_path / "old.py").write_text(PRIVATE)
+@pytest.mark.parametrize(
+    ("program", "status", "shown", "last"),
+    [
+        (PRIVATE, 0, "True True\n", ""),
+        (REFUSED, 2, "False\n", "old.py:5: tensorflow.contrib.crf.crf_decode is not there"),
+        (STRATEGY, 2, "", "old.py:4: strategy.*Take multi_gpu_model"),
+        ("print 'hello'\n", 2, "", "old.py:1 is not Python 3"),
+    ],
+)
+def test_private_and_older_names_are_there_and_what_is_not_ends_a_program_in_one_line(
+    tmp_path, program, status, shown, last
+):
+    (tmp_path / "old.py").write_text(program)
     done = jobs.command("tower_train.tf1", "old.py", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr
-
-
-def test_a_name_that_is_not_there_ends_a_program_in_one_line(tmp_path):
-    (tmp_path / "old.py").write_text("import tensorflow as tf\nprint(hasattr(tf, 'nothing'))\n" + REFUSED)
-    done = jobs.command("tower_train.tf1", "old.py", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "False\n")
-    last = done.stderr.splitlines()[-1]
-    assert "old.py:4: tensorflow.contrib.crf.crf_decode is not there" in last and "Traceback" not in done.stderr
-
-
-def test_a_strategy_for_keras_is_refused_in_one_line(tmp_path):
-    model = "tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(2,))])"
-    strategy = "tf.contrib.distribute.MirroredStrategy(num_gpus=2)"
-    source = f"import tensorflow as tf\nmodel = {model}\nmodel.compile('sgd', 'mse', distribute={strategy})\n"
-    (tmp_path / "old.py").write_text(source)
-    done = jobs.command("tower_train.tf1", "old.py", cwd=tmp_path)
-    last = done.stderr.splitlines()[-1]
-    assert done.returncode == 2 and "old.py:3: strategy." in last and "Take multi_gpu_model" in last, done.stderr
-
-
-def test_python_2_is_named(tmp_path):
-    (tmp_path / "old.py").write_text("print 'hello'\n")
-    done = jobs.command("tower_train.tf1", "old.py", cwd=tmp_path)
-    assert done.returncode == 2 and "old.py:1 is not Python 3" in done.stderr
+    assert (done.returncode, done.stdout) == (status, shown), done.stderr
+    assert re.search(rf"{last}.*\s*\Z", done.stderr) and "Traceback" not in done.stderr
 
 
 def test_a_wrong_option_and_a_missing_extra_are_named_in_one_line(tmp_path, monkeypatch, refusal):
