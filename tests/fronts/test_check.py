@@ -142,7 +142,7 @@ def test_batches_of_no_fixed_size_are_compared_as_such():
 def test_a_first_fit_compares_few_examples_if_it_takes_long_and_then_trains_as_if_it_had_not(
     compared, capsys, monkeypatch
 ):
-    monkeypatch.setattr(comparison, "_LONG_SECS", 0)
+    monkeypatch.setattr(comparison, "SECS_OF_NUMBER", 1)
 
     def fitted(**options):
         keras.utils.set_random_seed(1)

@@ -126,7 +126,7 @@ def pooled(features, training):
 
 
 def test_an_operation_without_a_kernel_for_float64_is_compared_in_float32(capsys, monkeypatch):
-    monkeypatch.setattr(comparison, "_LONG_SECS", 0)
+    monkeypatch.setattr(comparison, "SECS_OF_NUMBER", 1)
     outcome = compared(pooled)
     assert re.search(r", float32; .*\. In float64: No OpKernel was registered to support", outcome.line)
     assert "comparing 2 with 1, for about" in capsys.readouterr().out

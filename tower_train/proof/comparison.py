@@ -18,6 +18,7 @@ from tower_train import console, errors
 LOSS, GRADIENT = "the loss", "the gradient of "
 STEPS, EACH = 2, 4  # of a comparison; examples of a tower
 MOST_TOWERS = 4  # more would show nothing else
+SECS_OF_NUMBER = 3e-7  # to read and compare a number of what trainings yield, as it was seen
 _LONG_SECS = 10
 # Of trainings that begin with rounded weights. Several, as Adam takes whole steps by gradients that are only rounding,
 # such as that of a bias before batch normalisation. Each starts further away, as kernels round more than once, and a

@@ -148,8 +148,10 @@ def _compared(make: Callable[..., Trial], several: Config, one: Config, jit_comp
     """
     began, batches = time.perf_counter(), several.batches_per_step
     alone = make(one)
+    numbers = sum(v.shape.num_elements() or 0 for v in (*alone.built.saved.variables, *alone.weights.values()))
     # As it was seen: steps take some four times a tower.
-    comparison.announce(batches, (time.perf_counter() - began) * (batches + 4), "--check_towers=never")
+    secs = (time.perf_counter() - began) * (batches + 4) + comparison.SECS_OF_NUMBER * numbers
+    comparison.announce(batches, secs, "--check_towers=never")
     many = make(several)
     dtype = operations.least_exact(alone.built.compared.losses[:1], [v.handle.op for v in alone.weights.values()]).dtype
     turns, what = one.accumulate_steps, f"{STEPS} steps of {several.global_batch} examples, {dtype.name}"

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -59,10 +60,11 @@ def compare_steps(parallel, batches: Sequence, spec, is_first: bool = False) -> 
     alone, each, began = parallel.template, comparison.EACH, time.monotonic()
     count = min(parallel.num_towers, comparison.MOST_TOWERS) if is_first else parallel.num_towers
     optimizers, assigned = parallel.rehearse(batches[0], begins=is_first)
-    if is_first and comparison.announce(2, 5 * (time.monotonic() - began), _HOW_NOT):  # of tracing, most of all
-        count, each = 2, comparison.EACH // 2
     variables = [*alone.variables, *(v for each in optimizers for v in each.variables), *alone.metrics_variables]
     variables = list({id(variable): variable for variable in [*variables, *assigned]}.values())
+    numbers, secs = sum(math.prod(variable.shape) for variable in variables), 5 * (time.monotonic() - began)  # to trace
+    if is_first and comparison.announce(2, secs + comparison.SECS_OF_NUMBER * numbers, _HOW_NOT):
+        count, each = 2, comparison.EACH // 2
     inner = [getattr(each, "inner_optimizer", each) for each in optimizers]
     # An optimizer that accumulates gradients updates once in so many steps.
     steps = max(STEPS, *(each.gradient_accumulation_steps or 1 for each in inner), 1)
@@ -159,7 +161,7 @@ class _Trial:
                     _refuse_less_exact([grad for _, pairs in updates for grad, _ in pairs])
                 yield values()
 
-        return lambda begin: list(train(begin))  # as all share the variables
+        return train
 
 
 def _numbers(logs: dict) -> Iterator[tuple[str, float]]:
