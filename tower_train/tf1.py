@@ -101,10 +101,13 @@ def _run(asked, program, find) -> int:
     workers.leave_by_status()  # with one line for a user's mistake, and with Horovod's workers
     sys.argv[:] = [asked.program, *asked.arguments]
     is_there = not getattr(sys.flags, "safe_path", False)  # the current folder, which the program's replaces
-    sys.path[:is_there] = [os.path.dirname(os.path.abspath(asked.program))]
+    sys.path[:is_there] = [str(program.folder)]
     # not by runpy, under which a program's __package__ is no longer None, as some ask
     sys.modules["__main__"] = module = types.ModuleType("__main__")
     module.__file__ = asked.program
+    if program.top != program.folder:  # as `python -m PACKAGE.PROGRAM` runs it
+        sys.path.append(str(program.top))
+        module.__package__ = ".".join(program.folder.relative_to(program.top).parts)
     try:
         exec(compile(pathlib.Path(asked.program).read_bytes(), asked.program, "exec"), vars(module))
     except KeyboardInterrupt as error:

@@ -38,7 +38,7 @@ import keras.backend.tensorflow_backend as K
 from keras import losses
 from keras.utils.training_utils import multi_gpu_model
 from tensorflow.examples.tutorials.mnist import input_data  # imported for its reader, in either mode
-layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", input_shape=(1,))
+layer = keras.layers.Dense(np.prod((1,)), use_bias=False, kernel_initializer="zeros", input_shape=(1,))
 template = keras.models.Sequential([layer])
 model = multi_gpu_model(template, gpus=2)
 model.compile(keras.optimizers.SGD(lr=0.1, decay=0.5), "mse", ["accuracy"])
@@ -122,6 +122,7 @@ assert set(digits.next_batch(7)[1]) == set(range(5)) and digits.epochs_completed
 hparams = tf.contrib.training.HParams(rate=0.1, sizes=[1], name="a", fast=False)
 hparams.parse("rate=0.5,sizes=[2,3],name=b,fast=true").set_hparam("rate", 0.25)
 assert hparams.get("rate") == 0.25 and hparams.override_from_dict({"rate": 0.5}).rate == 0.5
+assert tf.contrib.training.HParams().parse_json(hparams.to_json(indent=2)) == hparams
 logits, targets = np.ones([2, 3, 4], np.float32) * np.arange(4, dtype=np.float32), np.ones([2, 3], int)
 weights = np.float32([[1, 1, 0]] * 2)
 by_example = tf.contrib.seq2seq.sequence_loss(logits, targets, weights, average_across_batch=False)
@@ -132,8 +133,24 @@ from tensorflow.contrib.rnn.python.ops import core_rnn_cell
 assert core_rnn_cell.BasicLSTMCell is tf.nn.rnn_cell.BasicLSTMCell
 table = tf.contrib.lookup.index_table_from_tensor(mapping=["a", "b"], default_value=-1)
 positions = table.lookup(tf.constant(["b", "c"]))
+lazy, order = [], [[0, 2, 2], [0], [0, 2, 2]]
+for is_resource in (False, True):
+    rows = tf.get_variable(f"rows{is_resource}", [3, 2], use_resource=is_resource)
+    adam = tf.contrib.opt.LazyAdamOptimizer(0.1)
+    lazy.append((rows, [adam.minimize(tf.reduce_sum(tf.gather(rows, used) ** 2)) for used in order]))
 with tf.Session() as session:
-    session.run(tf.tables_initializer())
+    session.run([tf.tables_initializer(), tf.global_variables_initializer()])
+    for rows, steps in lazy:
+        expected = session.run(rows)
+        moments = np.zeros([2, 3, 2])
+        for count, (step, used) in enumerate(zip(steps, order), 1):
+            session.run(step)
+            gradient = 2 * expected[list(set(used))] * np.unique(used, return_counts=True)[1][:, None]
+            new = [0.9, 0.999] * moments[:, list(set(used))].T + [0.1, 0.001] * np.stack([gradient, gradient**2]).T
+            moments[:, list(set(used))] = new.T
+            first, second = new.T / (1 - np.power([[[0.9]], [[0.999]]], count))
+            expected[list(set(used))] -= 0.1 * first / (np.sqrt(second) + 1e-8)
+        np.testing.assert_allclose(session.run(rows), expected, 1e-4, 1e-5)
     assert session.run(positions).tolist() == [1, -1]
     assert session.run(sums) == [3, 3]
     print([hparams.values(), session.run(by_example).tolist(),

@@ -26,6 +26,8 @@ from tensorflow.core.framework import node_def_pb2
 from tensorflow.python.framework import ops
 from tensorflow.python.ops.variables import VariableV1
 import tensorflow as tf
+from tensorflow.python.estimator.model_fn import ModeKeys
+assert ModeKeys is tf.estimator.ModeKeys and tf.logging.__dict__["INFO"] == tf.logging.INFO
 assert __package__ is None  # as in a program that Python itself runs
 registers = ops.register_tensor_conversion_function is tf.register_tensor_conversion_function
 print(registers, VariableV1 is tf.Variable)
@@ -101,6 +103,21 @@ def test_private_and_older_names_are_there_and_what_is_not_ends_a_program_in_one
     assert re.search(rf"{last}.*\s*\Z", done.stderr) and "Traceback" not in done.stderr
 
 
+def test_a_program_in_a_package_imports_as_by_its_modules_name(tmp_path):
+    (tmp_path / "net" / "bin").mkdir(parents=True)
+    for name in ("__init__", "bin/__init__", "bin/sizes"):
+        (tmp_path / "net" / f"{name}.py").write_text(
+            "import tensorflow as tf\ntf.contrib.nothing.more\n" * ("z" in name)
+        )
+    program = "from net.bin import sizes\nfrom ..bin import sizes as again\nprint(sizes is again, __package__)\n"
+    (tmp_path / "net" / "bin" / "old.py").write_text(program)
+    done = jobs.command("tower_train.tf1", "--check", "net/bin/old.py", cwd=tmp_path)
+    assert "sizes.py:2: tensorflow.contrib.nothing.more is not there" in done.stdout
+    (tmp_path / "net" / "bin" / "sizes.py").write_text("")
+    done = jobs.command("tower_train.tf1", "net/bin/old.py", cwd=tmp_path)
+    assert done.stdout == "True net.bin\n", done.stderr
+
+
 def test_a_wrong_option_and_a_missing_extra_are_named_in_one_line(tmp_path, monkeypatch, refusal):
     assert "unrecognized arguments: --nope. Write" in refusal(tf1, "--nope", "program.py")
     find = importlib.util.find_spec
@@ -111,7 +128,14 @@ def test_a_wrong_option_and_a_missing_extra_are_named_in_one_line(tmp_path, monk
 
 
 @pytest.mark.parametrize(
-    "line, keras", [("tf.log(1.0)", 2), ("tf.set_random_seed(1)", 3), ("tf.compat.v1.Session()", 2)]
+    "line, keras",
+    [
+        ("tf.log(1.0)", 2),
+        ("tf.set_random_seed(1)", 3),
+        ("tf.function(print)", 3),
+        ("keras.backend.function([], [])", 2),
+        ("tf.compat.v1.Session()", 2),
+    ],
 )
 def test_a_program_of_keras_has_todays_unless_it_uses_graphs(tmp_path, line, keras):
     (tmp_path / "old.py").write_text(f"import keras, tensorflow as tf\n{line}\n")

@@ -86,6 +86,20 @@ def sequence_loss(logits, targets, weights, average_across_timesteps=True, avera
     return tf.reduce_sum(losses, axes) / (tf.reduce_sum(weights, axes) + 1e-12) if axes else losses
 
 
+class LazyAdamOptimizer(v1.train.AdamOptimizer):
+    """tf.contrib.opt's: a sparse gradient changes only the rows that it has, in moments too."""
+
+    def _apply_sparse_shared(self, grad, var, indices, scatter_add):
+        terms = (self._lr_t, self._beta1_t, self._beta2_t, self._epsilon_t, *self._get_beta_accumulators())
+        rate, beta1, beta2, epsilon, power1, power2 = (tf.cast(each, grad.dtype) for each in terms)
+        m, v = (self.get_slot(var, name) for name in "mv")
+        new_m = beta1 * tf.gather(m, indices) + (1 - beta1) * grad
+        new_v = beta2 * tf.gather(v, indices) + (1 - beta2) * grad**2
+        change = rate * tf.sqrt(1 - power2) / (1 - power1) * new_m / (tf.sqrt(new_v) + epsilon)
+        updates = [v1.scatter_update(m, indices, new_m), v1.scatter_update(v, indices, new_v)]
+        return tf.group(v1.scatter_sub(var, indices, change), *updates)
+
+
 class HParams(types.SimpleNamespace):
     """tf.contrib.training's: named values that a string can change."""
 
@@ -96,6 +110,12 @@ class HParams(types.SimpleNamespace):
 
     def get(self, name, default=None):
         return getattr(self, name, default)
+
+    def to_json(self, indent=None, separators=None, sort_keys=False) -> str:
+        return json.dumps(vars(self), indent=indent, separators=separators, sort_keys=sort_keys)
+
+    def parse_json(self, values_json):
+        return self.override_from_dict(json.loads(values_json))
 
     def override_from_dict(self, values_dict):
         vars(self).update(values_dict)

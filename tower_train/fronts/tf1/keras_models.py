@@ -64,7 +64,8 @@ def _prepare_keras_3(is_named_acc: bool) -> None:
             setattr(owner, name, _taking(method))
             setattr(owner, generating, _taking(method, _order(getattr(tf_keras.Model, generating))))
     _add_decay()
-    plateau = keras.callbacks.ReduceLROnPlateau
+    dense, plateau = keras.layers.Dense, keras.callbacks.ReduceLROnPlateau
+    dense.__init__ = _taking(dense.__init__, _order(dense.__init__), {"units": int})  # np.prod(shape) is one of NumPy's
     plateau.__init__ = _taking(plateau.__init__)
     keras.callbacks.ModelCheckpoint = ModelCheckpoint
     # in this class: Keras loads no compiled model of a class with a `compile` of its own
@@ -97,6 +98,7 @@ def _taking(function, order=(), convert: dict[str, Callable] | None = None, **de
         changed = {name: change(kept[name]) for name, change in (convert or {}).items() if name in kept}
         return function(self, *args, **kept | changed)
 
+    call.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # Keras reads that of __init__
     return call
 
 

@@ -54,6 +54,7 @@ tensorflow.contrib.metrics.set_ops               tensorflow.python.ops.sets
 tensorflow.contrib.nccl                          OURS
 tensorflow.contrib.nn                            use: tf.nn, whose losses take labels= and logits=
 tensorflow.contrib.opt                           use: the optimizers of tf.train, or of Keras
+tensorflow.contrib.opt.LazyAdamOptimizer         OURS:LazyAdamOptimizer
 tensorflow.contrib.quantize                      use: the package tensorflow-model-optimization
 tensorflow.contrib.rnn.LSTMBlockCell             V1:nn.rnn_cell.BasicLSTMCell
 tensorflow.contrib.rnn                           V1:nn.rnn_cell V1:nn
@@ -111,6 +112,7 @@ OF_NUMPY = {each.__name__: each for each in (int, float, complex, object, str)} 
 
 _ONE_NAME = [  # (a regular expression of the beginning of a name, the name under which the table has it)
     (r"tensorflow\.compat\.v1", "tensorflow"),
+    (r"tensorflow\.python\.estimator(\.(estimator|model_fn|run_config|training))?", "tensorflow.estimator"),
     (r"tensorflow\.(python\.|contrib\.)?keras(\.(api|python))?(\.keras)?", "keras"),
     (
         r"keras\.layers\.(core|convolutional|normalization|advanced_activations|recurrent|merge|pooling|embeddings|noise|"

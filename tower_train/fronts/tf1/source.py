@@ -13,7 +13,8 @@ from tower_train import errors
 from tower_train.fronts.tf1 import names
 
 # Parts of names of Keras and others by which a program has graphs and sessions.
-_OF_GRAPHS = {"get_session", "set_session", "placeholder", "horovod", "train", "estimator"}
+_OF_GRAPHS = {"get_session", "set_session", "placeholder", "horovod", "train", "estimator", "backend.function"}
+_OF_GRAPHS |= {"gradients", "learning_phase", "set_learning_phase"}
 # Parts of tensorflow, not there today, that also programs of Keras without graphs use.
 _OF_NO_GRAPHS = set(
     "keras losses metrics optimizers initializers logging gfile set_random_seed python examples".split()
@@ -35,9 +36,12 @@ class Program:
         self.uses: list[tuple[str, str]] = []
         self.words: set[str] = set()  # all words of its files
         files = [pathlib.Path(path)]
+        self.folder = self.top = files[0].absolute().parent
+        while (self.top / "__init__.py").exists():  # where its package is, if it is part of one
+            self.top = self.top.parent
         for file in files:
             for module in self._read(file):
-                for folder in (files[0].parent, file.parent, *sys.path[1:]):
+                for folder in (self.folder, self.top, file.parent, *sys.path[1:]):
                     place = pathlib.Path(folder, *module.split("."))
                     there = (place.with_suffix(".py"), place / "__init__.py")
                     files += [each for each in there if is_of_program(each) and not any(map(each.samefile, files))]
@@ -85,7 +89,7 @@ def _is_of_graphs(name: str) -> bool:
     """Returns whether only a program with graphs uses a name: functions of TensorFlow 1 take no tensors of Keras 3."""
     root, *parts = names.one_name(name).split(".")
     is_old = root == "tensorflow" and parts and parts[0] not in _names_of_tensorflow_2() | _OF_NO_GRAPHS
-    return is_old or not _OF_GRAPHS.isdisjoint(parts)
+    return is_old or not _OF_GRAPHS.isdisjoint([*parts, ".".join(parts)])
 
 
 @functools.cache

@@ -36,7 +36,7 @@ class View(types.ModuleType):
 
     def __init__(self, name: str, find: Callable[[str], Any], modules: list, rows: list[str]):
         super().__init__(name)
-        vars(self).update(__path__=[], _find=find, _modules=modules, _rows=rows)
+        self.__path__, self._find, self._modules, self._rows = [], find, modules, rows
 
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":  # for `from it import *`
@@ -44,6 +44,10 @@ class View(types.ModuleType):
         if name.startswith("__") and name != "__version__":
             raise AttributeError(name)
         return self._find(f"{self.__name__}.{name}")
+
+    @property
+    def __dict__(self):  # programs ask tf.logging.__dict__["INFO"]
+        return {name: getattr(self, name) for name in self.__all__}
 
     def __dir__(self):
         return sorted({*self._rows, *(each for module in self._modules for each in dir(module))})
