@@ -51,13 +51,18 @@ def test_a_result_that_is_not_finite_is_unknown():
     assert seeds.lines(results)[1].startswith("loss = 2 (deviation 1.4;") and "1, unknown, 3" in seeds.lines(results)[1]
 
 
-def test_an_interrupted_command_goes_on_with_the_seed_that_it_was_at(tmp_path):
-    words = [*WORDS[1:], "--max_steps=1000000", f"--train_dir={tmp_path}/runs", "--seeds=3,11"]
-    with jobs.Program("tower_train", *words) as program:
+def test_an_interrupted_command_goes_on_with_the_seed_that_it_was_at_as_its_line_says(tmp_path):
+    words = [*WORDS[1:], "--max_steps=1000000", "--seeds=3,11"]
+    with jobs.Program("tower_train", *words, f"--train_dir={tmp_path}/runs") as program:
         program.wait_until(lambda: (tmp_path / "runs/seed-3/metrics.jsonl").exists())
         program.process.send_signal(signal.SIGINT)
         assert program.process.wait() == 130
-        assert "goes on with seed 3" in program.output() and not (tmp_path / "runs/seed-11").exists()
+        [again] = re.findall("Resume:   the same command with (--train_dir=.*)", program.output())
+    assert not (tmp_path / "runs/seed-11").exists()
+    assert (
+        __main__.main(["tower_train", *words, again, f"--max_steps={jobs.saved_step(tmp_path / 'runs/seed-3')}"]) == 0
+    )
+    assert (tmp_path / "runs/seed-11/result.json").exists()
 
 
 def test_curves_of_seeds_are_their_mean_in_a_band_from_the_lowest_to_the_highest(folder, tmp_path):

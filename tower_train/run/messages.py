@@ -79,11 +79,11 @@ def closing_lines(result: Result, last_step: int, path: str | None, evaluations:
         lines.append("Resume:   the same command with --train_dir=" + shlex.quote(result.train_dir))
     if result.checkpoint:
         lines.append(f"Evaluate: {_evaluate_command(result.train_dir, path, evaluations.best.is_kept)}")
-    here, python = shlex.quote(result.train_dir), _python()
+    here = shlex.quote(result.train_dir)
     return [
         *lines,
-        f"Curves:   {python} -m tower_train.curves {here}",
-        f"     or:  {python} -m tensorboard.main --logdir={here}",
+        f"Curves:   {python()} -m tower_train.curves {here}",
+        f"     or:  {python()} -m tensorboard.main --logdir={here}",
     ]
 
 
@@ -116,13 +116,13 @@ def _evaluate_command(train_dir: str, path: str | None, best: bool) -> str:
         options = f"train_dir={train_dir!r}{', best=True' if best else ''}"
         return f"tower_train.evaluate_run(tower_train.EvaluateOptions({options}), workload), in Python"
     options = f"--train_dir={shlex.quote(train_dir)}{' --best' if best else ''}"
-    return f"{_python()} -m tower_train.evaluate {options}"
+    return f"{python()} -m tower_train.evaluate {options}"
 
 
-def _python() -> str:
-    # `python` may be another installation, without this package
-    python = shutil.which("python")
-    if python and os.path.realpath(os.path.dirname(python)) == os.path.realpath(os.path.dirname(sys.executable)):
+def python() -> str:
+    """Returns the command of this Python, as `python` may be another installation, without this package."""
+    found = shutil.which("python")
+    if found and os.path.realpath(os.path.dirname(found)) == os.path.realpath(os.path.dirname(sys.executable)):
         return "python"
     return shlex.quote(sys.executable)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import shlex
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from tower_train.config import Config
 from tower_train.console import say
 from tower_train.examples import TEST, VALIDATION
 from tower_train.inference.saved_run import RESULT_NAMES
+from tower_train.run.messages import python
 from tower_train.run.results import Result
 from tower_train.run_dir import json_files
 
@@ -25,16 +27,17 @@ def train_each(seeds: Sequence[int], config: Config, name: str, train: Callable[
         raise errors.ConfigError(f"{shown} names a seed twice. Name each once.")
     if config.elastic or not find_task(config.worker_hosts, config.task_index).is_alone:
         raise errors.ConfigError(f"{shown} is for one process. Start each seed as a run of its own on several.")
+    if folder.name in [f"seed-{seed}" for seed in seeds] and (folder / json_files.RUN).exists():
+        folder = folder.parent  # "Resume:" of a seed names it
     if (folder / json_files.RUN).exists():
         raise errors.ConfigError(f"{shown}: {folder} is a run itself. Give another --train_dir for those of the seeds.")
     for number, seed in enumerate(seeds, start=1):
         say(f"seed:     {seed} ({number} of {len(seeds)})")
         result = train(dataclasses.replace(config, seed=seed, train_dir=str(folder / f"seed-{seed}")))
         if result.reason.exit_status:  # a signal, which is meant for all
-            say(f"All seeds: the same command with --train_dir={folder} goes on with seed {seed}.")
             return result.reason.exit_status
     say(*lines([json_files.read(folder / f"seed-{seed}" / json_files.RESULT) for seed in seeds]))
-    say(f"Curves:   python -m tower_train.curves {folder}")
+    say(f"Curves:   {python()} -m tower_train.curves {shlex.quote(str(folder))}")
     return 0
 
 
