@@ -12,14 +12,13 @@ import dataclasses
 import datetime
 import itertools
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from cifar10 import records, source
-from tower_train import config
+from tower_train import config, errors
 from tower_train.examples import DataRequest
 from tower_train.graph import devices
 from tower_train.options import DATA, TOWERS, TRAINING, Options, command_line, option
@@ -114,7 +113,7 @@ def train(request: DataRequest, global_batch: int, after_step: Callable[[float],
     """
     folder, _ = source.locate(request)
     files = [str(folder / name) for name in records.FILES["train"]]
-    num_examples = sum(map(os.path.getsize, files)) // records.RECORD_BYTES
+    num_examples = len(records.read(files).labels)  # or DataError, as the queues would wait for what a file lacks
     placed = devices.place(config.DeviceOptions(num_gpus=num_gpus))
     with tf.Graph().as_default(), tf.device("/cpu:0"):
         global_step = v1.get_variable("global_step", [], tf.int64, v1.zeros_initializer(), trainable=False)
@@ -146,7 +145,7 @@ def train(request: DataRequest, global_batch: int, after_step: Callable[[float],
                 _, value = session.run([train_op, loss])
                 seconds = time.perf_counter() - start
                 if math.isnan(value):
-                    raise FloatingPointError(f"the loss is NaN at step {step}")
+                    raise errors.NonFiniteError(f"The loss is NaN at step {step}.")
                 if step % LOG_EVERY_STEPS == 0:
                     rates = f"{global_batch / seconds:.1f} examples/sec; {seconds / num_gpus:.3f} sec/batch"
                     print(f"{datetime.datetime.now()}: step {step}, loss = {value:.2f} ({rates})", flush=True)

@@ -1,6 +1,8 @@
 """The published program, ported: its command, its losses' collection and its mean."""
 
+import os
 import re
+import shutil
 
 import numpy as np
 import tensorflow as tf
@@ -16,6 +18,13 @@ def test_the_command_trains_and_logs_every_ten_steps(cifar10_dir, command):
     assert status == 0
     lines = re.findall(r": step (\d+), loss = \d+\.\d\d \(\d+\.\d examples/sec; \d+\.\d{3} sec/batch\)", stdout)
     assert lines == ["0", "10"]
+
+
+def test_a_file_that_is_cut_off_is_named(cifar10_dir, tmp_path, command):
+    there = shutil.copytree(cifar10_dir, tmp_path / "cut")
+    os.truncate(there / "data_batch_3.bin", 4000)
+    status, stdout, stderr = command(multi_gpu_train, *WORDS, f"--data_dir={there}")
+    assert (status, stdout) == (2, "") and re.search(r"error: .*/data_batch_3.bin: has 4000 bytes; .*\n\Z", stderr)
 
 
 def test_a_towers_loss_has_its_own_cross_entropy_and_the_weight_decay():
