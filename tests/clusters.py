@@ -25,17 +25,17 @@ def member(there, index, *policy, leave=lambda error: None, **policies):
     return membership.join(Task(tuple(there), index), devices.place(Config()), Policy(*policy, **policies), leave)
 
 
-def train_together(train_dir, count, workload, session_hooks=None, absent=(), **options):
+def train_together(train_dir, count, workload, after_step=None, absent=(), **options):
     """Trains with `count` workers, each a thread with a server of its own; returns their results, or their errors.
 
-    session_hooks: {worker: hooks}. absent: workers that have a host and are not started.
+    after_step: {worker: function}. absent: workers that have a host and are not started.
     """
     there = ",".join(hosts(count))
 
     def work(index):
         config = Config(train_dir=str(train_dir), worker_hosts=there, task_index=index, **options)
         try:
-            return train(workload, config, (session_hooks or {}).get(index, ()))
+            return train(workload, config, after_step=(after_step or {}).get(index))
         except Exception as error:
             return error
 

@@ -1,5 +1,6 @@
 """Starting runs, in this process and in others, and reading what they leave behind."""
 
+import itertools
 import json
 import os
 import pathlib
@@ -16,6 +17,7 @@ import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
 from tower_train import Config, train
+from tower_train.run import training
 
 TESTS = pathlib.Path(__file__).parent
 ROOT = TESTS.parent
@@ -28,9 +30,17 @@ TOY |= dict(log_every_steps=5, save_every_steps=20, summary_every_steps=0, check
 EVERY_STEP = dict(log_every_steps=1, summary_every_steps=1, save_every_steps=5)
 
 
-def train_toy(train_dir, session_hooks=(), workload="toy_workload", **options):
-    """Trains the toy workload in this process."""
-    return train(workload, Config(train_dir=str(train_dir), **(TOY | options)), session_hooks)
+def train_toy(train_dir, at=None, workload="toy_workload", **options):
+    """Trains the toy workload in this process.
+
+    at: {step of this start: function to call after it}; one that returns True ends the run.
+    """
+    steps = itertools.count(1)
+
+    def after_step(*_):
+        return (at or {}).get(next(steps), lambda: None)() is True
+
+    return train(workload, Config(train_dir=str(train_dir), **(TOY | options)), after_step=after_step)
 
 
 def flags(**options):
@@ -100,7 +110,7 @@ class Program:
 
 
 class At(tf.compat.v1.train.SessionRunHook):
-    """Calls functions with the SessionRunContext after steps of this start: {step: function}."""
+    """Calls functions with the SessionRunContext after steps of an Estimator: {step: function}."""
 
     def __init__(self, actions):
         self._actions, self._step = actions, 0
@@ -127,13 +137,20 @@ class Fetching(tf.compat.v1.train.SessionRunHook):
 
 
 def stop_at(step):
-    """A session hook that asks for the end of the run."""
+    """A session hook that asks for the end of the training."""
     return At({step: lambda run_context: run_context.request_stop()})
 
 
 def copy_after(step, train_dir, copy):
-    """A session hook that copies a train_dir after a step, as somebody who kills the run then would find it."""
-    return At({step: lambda run_context: shutil.copytree(train_dir, copy)})
+    """Copies a train_dir after a step, as somebody who kills the run then would find it: for `train_toy`."""
+    return {step: lambda: shutil.copytree(train_dir, copy)}
+
+
+def begun(monkeypatch):
+    """The Trainings that begin their steps from now on: a list that fills."""
+    found, calls = [], training.Training._calls
+    monkeypatch.setattr(training.Training, "_calls", lambda self: found.append(self) or calls(self))
+    return found
 
 
 def toy_logits(variables, features, suffix="/ExponentialMovingAverage"):

@@ -86,7 +86,7 @@ def test_whoever_is_stuck_starts_again_if_it_is_to_wait_and_was_not_told_to_end(
     monkeypatch.setattr(__main__, "start_again", started_again.append)
     monkeypatch.setattr(os, "_exit", lambda status: (_ for _ in ()).throw(SystemExit(status)))
 
-    def stuck(workload, config, user_hooks, workload_options, leave_at_once):
+    def stuck(workload, config, user, workload_options, leave_at_once):
         received = signals.Received()
         if signalled:
             received.stopping = signal.SIGTERM

@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     config, workload_options = parse(argv)
     seeds = command_line.parse_values(argv, command_line.option_fields(RecipeOptions), known_only=True).get("seeds")
     from tower_train.run import train
-    from tower_train.run.hooks import UserHooks
+    from tower_train.run.training import UserFunctions
 
     def start_again_if_asked(error: errors.WorkerError) -> None:
         starts_again = (config.wait_for_workers or config.elastic) and not error.is_final
@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
         os._exit(error.exit_status)
 
     def train_one(config: Config):
-        steps = train.start(config.workload, config, UserHooks(), workload_options, leave_at_once)
+        steps = train.start(config.workload, config, UserFunctions(), workload_options, leave_at_once)
         return train.drain(steps)
 
     try:

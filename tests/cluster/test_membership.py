@@ -88,13 +88,13 @@ def test_a_run_waits_for_killed_workers_is_not_touched_by_strays_and_trains_ever
     assert jobs.read_json(run.train_dir, "result.json")["stopped_by"] == "another worker"
 
 
-def test_a_session_hook_of_one_worker_ends_all_after_the_same_step(tmp_path, monkeypatch):
+def test_a_function_of_one_worker_ends_all_after_the_same_step(tmp_path, monkeypatch):
     """Each has its place among the workers of its machine."""
     place, places = devices.place, set()
     monkeypatch.setattr(devices, "place", lambda *a, **local: places.add(local.get("local")) or place(*a, **local))
     options = clusters.NORM | dict(max_steps=jobs.ENDLESS)
-    results = clusters.train_together(tmp_path, 2, session_hooks={1: [jobs.stop_at(5)]}, **options)
-    assert [(result.step, result.stopped_by) for result in results] == [(6, "a session hook")] * 2
+    results = clusters.train_together(tmp_path, 2, after_step={1: lambda step, _: step == 5}, **options)
+    assert [(result.step, result.stopped_by) for result in results] == [(6, "the program")] * 2
     assert jobs.saved_steps(tmp_path) == [6] and places >= {(0, 2), (1, 2)}
 
 

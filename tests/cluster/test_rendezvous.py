@@ -90,7 +90,7 @@ def test_who_is_told_to_end_leaves_the_others_of_an_elastic_cluster_and_ends_all
         ((2, 4), {1: "SIGTERM", 2: None}, RESIZED),
         (None, {1: "SIGTERM", 2: None}, "SIGTERM"),
         (None, {1: None}, None),
-        ((2, 4), {1: RESIZED, 2: "a session hook"}, "a session hook"),
+        ((2, 4), {1: RESIZED, 2: "the program"}, "the program"),
     ):
         rendezvous = Chief(sizes=sizes).rendezvous
         assert rendezvous.agreed_reason(None, reasons) == expected

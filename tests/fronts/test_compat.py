@@ -25,7 +25,7 @@ OF_TF1 = {f"fronts/tf1/{name}.py" for name in ("keras_models", "names", "views")
 BELOW = {  # modules under the package that touch a private name, and where that is tested
     "bench/breakdown.py": "tests/bench/test_breakdown.py",
     "graph/devices.py": "tests/gpus",
-    "graph/gradients.py": "tests/run/test_hooks.py",
+    "graph/gradients.py": "tests/run/test_steps.py",
     "graph/towers.py": "tests/graph",
     "graph/stream.py": "tests/graph/test_chosen_kernels.py",
     "graph/update.py": "tests/graph/test_loss_scale.py",

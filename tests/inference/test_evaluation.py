@@ -143,8 +143,8 @@ def test_watching_sees_each_checkpoint_and_the_last_one_and_ends_with_the_run(tm
     """The trainer is killed at step 15, another's at 25; a third saves and ends after a look at what is there."""
     options, watched = dict(save_every_steps=10), tmp_path / "watched"
     killed = [tmp_path / str(i) for i in range(2)]
-    hooks = [jobs.copy_after(after, tmp_path / "whole", copy) for after, copy in zip((15, 25), killed, strict=True)]
-    jobs.train_toy(tmp_path / "whole", hooks, max_steps=30, **options)
+    first, second = (jobs.copy_after(after, tmp_path / "whole", killed[i]) for i, after in enumerate((15, 25)))
+    jobs.train_toy(tmp_path / "whole", first | second, max_steps=30, **options)
     latest, looks, steps, waited, trainer = checkpoint.latest, [], [], [], contextlib.ExitStack()
 
     def look(folder):

@@ -182,19 +182,6 @@ def test_a_difference_can_be_allowed():
     assert outcome.line.startswith("*** 2 towers differ from 1 on this network: ") and outcome.relative > 0.1
 
 
-def test_hooks_find_what_the_network_keeps_in_the_graph_that_is_trained(tmp_path):
-    kept = []
-
-    def network(features, training):
-        kept.append(plain(features, training))
-        return kept[-1]
-
-    hook = jobs.Fetching(lambda: kept[-1])  # the comparison, which comes after, calls the network too
-    workload = Workload("keeping", lambda _: EXAMPLES, network)
-    jobs.train_toy(tmp_path, [hook], workload, max_steps=1, check_towers="auto")
-    assert [outputs.shape for outputs in hook.found] == [(8, 3)]
-
-
 def out_of_range(features, training):
     """Converts what is no int32, of which XLA makes another."""
     return plain(features + tf.cast(tf.cast(1e20 * features, tf.int32), features.dtype) / 2**32, training)

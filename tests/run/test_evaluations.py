@@ -62,7 +62,7 @@ def test_the_last_step_is_evaluated_where_that_is_asked_for_and_no_run_that_is_s
     assert jobs.read_json(tmp_path, "result.json")["evaluation"]["step"] == 5
     assert "Result:" not in capsys.readouterr().out
     options |= dict(max_steps=9, eval_at_end=True)
-    assert jobs.train_toy(tmp_path, [jobs.stop_at(1)], **options).step == 8
+    assert jobs.train_toy(tmp_path, {1: lambda: True}, **options).step == 8
     assert jobs.read_json(tmp_path, "result.json")["evaluation"]["step"] == 5
     jobs.train_toy(tmp_path, **options)
     result = jobs.read_json(tmp_path, "result.json")

@@ -1,15 +1,17 @@
 """Passes over the hardest examples, against numpy: what they hold, and what is trained, whole, resumed, in towers."""
 
+import collections
+import contextlib
 import dataclasses
 
 import clusters
-import jobs
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tower_train
 from tower_train import Config, Examples, Workload, errors, layers
+from tower_train.run import training
 
 v1 = tf.compat.v1
 COUNT, BATCH, RATE, CLASSES, SMOOTHING = 50, 6, 0.5, 3, 0.2
@@ -41,9 +43,25 @@ def augment(features, draws):
 WORKLOAD = Workload("numbered", load, network, augment=augment)
 
 
+@contextlib.contextmanager
 def noting():
-    """A hook that notes which examples each step trains on, [steps, towers, batch]."""
-    return jobs.Fetching(lambda: v1.get_collection("numbers"))
+    """Notes which examples each step trains on: yields a function that returns them, [steps, global batch]."""
+    found = collections.defaultdict(list)
+
+    def calls(begun):
+        graph, session = begun.graph, begun.session
+        fetches = graph.report, graph.graph.get_collection("numbers")
+
+        def step():
+            report, numbers = session.run(fetches)
+            found[begun.plan.devices.worker].append(numbers)
+            return report
+
+        return step, None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training.Training, "_calls", calls)
+        yield lambda: np.concatenate([np.reshape(found[i], [len(found[i]), -1]) for i in sorted(found)], 1).astype(int)
 
 
 OPTIONS = dict(num_gpus=1, device="cpu", dtype="float64", seed=3, global_batch_size=BATCH, ema=0.0)
@@ -55,8 +73,9 @@ OPTIONS |= dict(check_towers="never", summary_every_steps=0, check_data=False)
 def train(folder, steps, workload=WORKLOAD, **options):
     """Returns the numbers of a run's examples [steps, batch], and its weights."""
     config = Config(**OPTIONS | dict(train_dir=str(folder), max_steps=steps) | options)
-    tower_train.train(workload, config, [numbers := noting()])
-    return np.reshape(numbers.found, [len(numbers.found), -1]).astype(int), saved(folder)
+    with noting() as numbers:
+        tower_train.train(workload, config)
+    return numbers(), saved(folder)
 
 
 def saved(folder):
@@ -112,10 +131,10 @@ def test_towers_train_on_the_examples_of_one(whole, options, tmp_path):
 
 
 def test_workers_train_on_the_examples_of_one(whole, tmp_path):
-    notes = [noting(), noting()]
     options = OPTIONS | dict(max_steps=STEPS, save_every_steps=0)
-    clusters.train_together(tmp_path / "run", 2, WORKLOAD, {i: [notes[i]] for i in range(2)}, **options)
-    np.testing.assert_array_equal(np.concatenate([each.found for each in notes], axis=2)[:, 0], whole[0])
+    with noting() as numbers:
+        clusters.train_together(tmp_path / "run", 2, WORKLOAD, **options)
+    np.testing.assert_array_equal(numbers(), whole[0])
     np.testing.assert_allclose(saved(tmp_path / "run"), whole[1], rtol=0, atol=1e-12)
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import itertools
 import logging
 import re
 import shlex
@@ -12,7 +11,6 @@ import types
 
 import jobs
 import pytest
-import tensorflow as tf
 import toy_workload
 
 from tower_train import Config, train
@@ -103,22 +101,23 @@ def test_examples_per_sec_covers_the_steps_of_all_towers_since_the_last_line_and
     clock, evaluate = types.SimpleNamespace(seconds=1000.0), evaluator.Evaluator.evaluate
     monkeypatch.setattr(training, "time", types.SimpleNamespace(perf_counter=lambda: clock.seconds))
 
-    class Passing(tf.compat.v1.train.SessionRunHook):
-        def __init__(self, secs_of_step):
-            self.secs = map(secs_of_step, itertools.count(1))
+    secs, count = [], training.Training._count
 
-        def before_run(self, run_context):
-            clock.seconds += next(self.secs)
+    def counted(*args):
+        clock.seconds += secs.pop(0)
+        count(*args)
 
     def slow(*args):
         clock.seconds += 1000
         return evaluate(*args)
 
     monkeypatch.setattr(evaluator.Evaluator, "evaluate", slow)
-    jobs.train_toy(tmp_path, [Passing(lambda step: 0.5)], max_steps=2, log_every_steps=4)
+    monkeypatch.setattr(training.Training, "_count", counted)
+    secs += [0.5] * 2
+    jobs.train_toy(tmp_path, max_steps=2, log_every_steps=4)
     # Two steps of 1/2 s; then two of 1/4 s, four of 1/2 s, six of 1 s, each of 16 examples.
-    hook = Passing(lambda step: 0.25 if step <= 2 else 0.5 if step <= 6 else 1.0)
-    result = jobs.train_toy(tmp_path, [hook], max_steps=14, log_every_steps=4, eval_every_steps=6)
+    secs += [0.25] * 2 + [0.5] * 4 + [1.0] * 6
+    result = jobs.train_toy(tmp_path, max_steps=14, log_every_steps=4, eval_every_steps=6)
     assert clock.seconds >= 3000
     records = jobs.metrics(tmp_path)
     assert [record["examples_per_sec"] for record in records] == [32.0, 64.0, 32.0, 16.0, 16.0]
@@ -177,8 +176,8 @@ def test_on_a_terminal_there_are_log_lines_and_a_bar(tmp_path, monkeypatch):
             return True
 
     monkeypatch.setattr(sys, "stdout", Terminal())
-    pause = lambda _: time.sleep(0.02)  # noqa: E731 - the bar is drawn ten times a second
-    jobs.train_toy(tmp_path, [jobs.At(dict.fromkeys(range(61), pause))], max_steps=60)
+    pause = lambda: time.sleep(0.02)  # noqa: E731 - the bar is drawn ten times a second
+    jobs.train_toy(tmp_path, dict.fromkeys(range(61), pause), max_steps=60)
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", sys.stdout.getvalue())
     lines = "\n".join(line.strip() for line in re.split(r"[\r\n]+", plain))
     assert [int(line["step"]) for line in log_lines(lines)] == list(range(5, 61, 5))  # as asked for

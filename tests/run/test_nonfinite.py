@@ -99,25 +99,19 @@ def test_ten_in_a_row_end_the_run_and_eighteen_of_which_one_is_finite_do_not(tmp
     assert (result.step, result.skipped_steps) == (22, 18)
 
 
-class Disturb(v1.train.SessionRunHook):
-    """Changes the last bit of one number in one copy, after the fifth step."""
+def test_copies_that_differ_by_a_bit_end_the_run_before_it_saves(tmp_path, monkeypatch):
+    begun = jobs.begun(monkeypatch)
 
-    def begin(self):
-        copy = next(v for v in v1.local_variables() if v.op.name == "copy_1/hidden/weights/Momentum")
-        bits = tf.bitwise.bitwise_xor(
-            tf.bitcast(copy.read_value(), tf.int64), tf.scatter_nd([[1, 2]], np.int64([1]), [4, 8])
-        )
-        self._disturb, self._steps = copy.assign(tf.bitcast(bits, copy.dtype)), 0
+    def disturb():
+        """Changes the last bit of one number in one copy."""
+        session, copies = begun[0].session, begun[0].graph.graph.get_collection(v1.GraphKeys.LOCAL_VARIABLES)
+        copy = next(each for each in copies if each.op.name == "copy_1/hidden/weights/Momentum")
+        value = session.run(copy)
+        value.view(np.int64)[1, 2] ^= 1
+        session.run(copy.initializer, {copy.initializer.inputs[1]: value})
 
-    def after_run(self, context, values):
-        self._steps += 1
-        if self._steps == 5:
-            context.session.run(self._disturb)
-
-
-def test_copies_that_differ_by_a_bit_end_the_run_before_it_saves(tmp_path):
     options = dict(dtype="float64", variable_update="mirrored", check_mirrors_every_steps=3, save_every_steps=3)
     with pytest.raises(errors.MirrorError, match=r"after step 6 copy 1 of (hidden|softmax_linear)/.* copy 0 is"):
-        jobs.train_toy(tmp_path, [Disturb()], max_steps=9, **options)
+        jobs.train_toy(tmp_path, {5: disturb}, max_steps=9, **options)
     assert jobs.saved_steps(tmp_path) == [3]
     assert "after step 6" in jobs.read_json(tmp_path, "result.json")["stopped_by"]

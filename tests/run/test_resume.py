@@ -69,7 +69,7 @@ def test_a_killed_run_ends_as_an_uninterrupted_one(tmp_path):
     with every step once in its log and in its curves; also with another tower count."""
     for name, then, save_every_steps, step in (("first", "second", 0, 12), ("second", "killed", 20, 33)):
         options = OPTIONS | dict(save_every_steps=save_every_steps, max_steps=40)
-        jobs.train_toy(tmp_path / name, [jobs.copy_after(step, tmp_path / name, tmp_path / then)], **options)
+        jobs.train_toy(tmp_path / name, jobs.copy_after(step, tmp_path / name, tmp_path / then), **options)
         assert jobs.saved_steps(tmp_path / name)[:1] == [save_every_steps or 40]
         shutil.rmtree(tmp_path / name)
     assert jobs.logged_step(tmp_path / "killed") == 30

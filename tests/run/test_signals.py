@@ -13,10 +13,10 @@ from tower_train.run_dir import checkpoint
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_saves_the_step_under_way_and_the_run_goes_on_from_it(number, status, toy_run, tmp_path, capsys):
-    send = jobs.At({13: lambda _: os.kill(os.getpid(), number)})
+    send = {13: lambda: os.kill(os.getpid(), number)}
     before = signal.signal(number, signal.SIG_DFL)  # nohup may ignore it
     try:
-        result = jobs.train_toy(tmp_path, [send], max_steps=40, save_every_steps=0, summary_every_steps=10)
+        result = jobs.train_toy(tmp_path, send, max_steps=40, save_every_steps=0, summary_every_steps=10)
     finally:
         signal.signal(number, before)
     assert (result.step, result.stopped_by, result.reason.exit_status) == (13, number.name, status)
@@ -82,10 +82,10 @@ def test_a_handler_of_a_program_in_c_stays_as_python_could_not_bring_it_back(mon
 
 
 def test_a_second_interrupt_does_not_wait_for_the_save(tmp_path):
-    def twice(_):
+    def twice():
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt, match="Left at once"):
-        jobs.train_toy(tmp_path, [jobs.At({13: twice})], max_steps=40, save_every_steps=10)
+        jobs.train_toy(tmp_path, {13: twice}, max_steps=40, save_every_steps=10)
     assert jobs.saved_steps(tmp_path) == [10]

@@ -1,1 +1,1 @@
-"""A run: the session, its hooks, saving, evaluations, and how it ends."""
+"""A run: the session, its steps, saving, evaluations, and how it ends."""

@@ -11,8 +11,7 @@ from tower_train.console import ProgressBar, say
 from tower_train.graph import gradients
 from tower_train.graph.record import StepReport
 from tower_train.run import messages
-from tower_train.run.hooks import Action
-from tower_train.run.training import Training
+from tower_train.run.training import Action, Training
 from tower_train.run_dir import logs
 
 v1 = tf.compat.v1
@@ -161,7 +160,7 @@ class Log(Action):
         }
         self._metrics.append(record)
         with self._training.paused():
-            self._training.user_hooks.on_log(record)
+            self._training.user.on_log(record)
         # in events, like the original's, "loss" is without weight decay; in the record it is with it
         losses = {"total_loss": loss, "loss": float(report.data_loss)}
         logs.add_scalars(self._writer, losses | rates, step)

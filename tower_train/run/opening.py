@@ -15,10 +15,9 @@ from tower_train.graph.training import build_step
 from tower_train.proof.towers import compare_towers, is_due
 from tower_train.run import actions, data_check, messages, saving
 from tower_train.run.evaluations import Evaluations
-from tower_train.run.hooks import Action, UserHooks
 from tower_train.run.plan import Plan
 from tower_train.run.signals import Received
-from tower_train.run.training import Training
+from tower_train.run.training import Action, Training, UserFunctions
 from tower_train.run.watchdog import StepWatchdog
 from tower_train.run_dir import checkpoint, directory, logs
 
@@ -28,16 +27,15 @@ _COMPARED = "compared_with_one_tower"  # key of run.json
 
 
 @contextlib.contextmanager
-def open_training(plan: Plan, membership: Membership, received: Received, user_hooks: UserHooks) -> Iterator[Training]:
+def open_training(plan: Plan, membership: Membership, received: Received, user: UserFunctions) -> Iterator[Training]:
     """Opens a training, ready for its steps; it is closed at the end of the block.
 
     Raises GraphError if its network breaks a rule of the towers, RunError if the checkpoint does not fit it.
     """
     graph = build_step(plan.step)
-    training = Training(plan, graph, membership, received, user_hooks)
+    training = Training(plan, graph, membership, received, user)
     layout, accumulate_steps = graph.layout, plan.config.accumulate_steps
     with contextlib.ExitStack() as stack:
-        stack.callback(user_hooks.close)
         _prepare(training, stack)
         # only a step that waits for an all-reduce has to be ended from outside
         note_stall = membership.note_stall if layout.num_replicas > 1 else lambda what, seconds: None
@@ -56,7 +54,6 @@ def open_training(plan: Plan, membership: Membership, received: Received, user_h
         )
         training.session = training.watchdog.session = stack.enter_context(_open_session(training))
         received.free = training.session.close
-        user_hooks.session_created(training.session)
         training.actions = _actions(training, stack)
         yield training
 
@@ -73,8 +70,6 @@ def _prepare(training: Training, stack: contextlib.ExitStack) -> None:
         )
     if plan.is_chief:
         notes += _prepare_chief(training, stack)
-    with graph.graph.as_default():  # before the comparison: hooks look for what the network kept of its last call
-        training.user_hooks.extend_graph()
     path = plan.run_json["config"]["workload"]
     if plan.is_to_be_compared and is_due(plan.config, path, stateful):
         outcome = compare_towers(plan.workload, plan.examples, plan.config, graph)
@@ -124,7 +119,6 @@ def _open_session(training: Training) -> Iterator[v1.Session]:
     graph, membership = training.graph, training.membership
 
     def set_variables(session: v1.Session) -> None:
-        # a hook that makes operations in each step would slow all down
         graph.graph.finalize()
         membership.session_opened(session)
         if training.restore:
@@ -180,7 +174,7 @@ def _actions(training: Training, stack: contextlib.ExitStack) -> list[Action]:
         due.append(actions.ChooseExamples(training))  # before the choice is saved
     if training.plan.is_chief:
         due += _chiefs_actions(training, stack)
-    return [*due, training.user_hooks]  # these may look at what was saved
+    return [*due, training.user]  # these may look at what was saved
 
 
 def _chiefs_actions(training: Training, stack: contextlib.ExitStack) -> list[Action]:

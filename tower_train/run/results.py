@@ -21,8 +21,7 @@ class StopReason(str, enum.Enum):
     SIGTERM = "SIGTERM"
     SIGHUP = "SIGHUP"
     NO_GAIN = "no gain"
-    SESSION_HOOK = "a session hook"
-    PROGRAM = "the program"  # which left its loop over the steps
+    PROGRAM = "the program"  # which left its loop over the steps, or asked by after_step
     RESIZED = ANOTHER_SIZE
     ANOTHER_WORKER = "another worker"
     ERROR = "an error"

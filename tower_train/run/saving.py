@@ -5,9 +5,8 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.console import enumeration, say
 from tower_train.graph.record import TrainingGraph
-from tower_train.run.hooks import Action
 from tower_train.run.results import save_error
-from tower_train.run.training import Training
+from tower_train.run.training import Action, Training
 from tower_train.run_dir import logs
 
 v1 = tf.compat.v1
@@ -96,7 +95,7 @@ class Saver(Action):
             say(f"*** The evaluation of {path} failed: {errors.reason(error)}. It is saved; the run goes on.")
             return
         with self._training.paused():  # outside of `try`: an error of the user's function ends the run
-            self._training.user_hooks.on_evaluate(record)
+            self._training.user.on_evaluate(record)
 
     def _after_batch(self) -> None:
         """Ends an evaluation at a signal."""

@@ -4,10 +4,8 @@ import atexit
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
-
-import tensorflow as tf
 
 from tower_train import errors
 from tower_train.cluster.agreement import RunOver
@@ -19,21 +17,17 @@ from tower_train.graph import devices
 from tower_train.graph.record import StepReport
 from tower_train.options import rules
 from tower_train.run import messages, results, signals
-from tower_train.run.hooks import UserHooks
 from tower_train.run.opening import open_training
 from tower_train.run.plan import make_plan
 from tower_train.run.results import Result, StopReason
-from tower_train.run.training import Training
+from tower_train.run.training import Training, UserFunctions
 from tower_train.run_dir import directory
 from tower_train.workload import Workload, load
-
-v1 = tf.compat.v1
 
 
 def train(
     workload: Workload | str,
     config: Config,
-    session_hooks: Sequence[v1.train.SessionRunHook] = (),
     workload_options: Mapping[str, Any] | None = None,
     after_step: Callable[[int, StepReport], bool | None] | None = None,
     on_log: Callable[[dict[str, Any]], None] | None = None,
@@ -44,10 +38,9 @@ def train(
     Args:
       workload: a record, or its import path.
       config: the trainer's options.
-      session_hooks: the user's hooks around each step.
       workload_options: values of the workload's own options, by name.
       after_step: called after each step with its number and its report, such as report.loss, in numpy values; the run
-        ends if it returns True. Without session_hooks a step takes no longer for it.
+        ends if it returns True.
       on_log, on_evaluate: called in the chief with each record of metrics.jsonl: of the training (step, epoch, loss,
         ...), and of an evaluation (step, epoch, val_loss, and metrics whose names begin with val_ or train_).
 
@@ -56,8 +49,8 @@ def train(
         itself. With elastic also: the run goes on with another number of workers.
       UserError: another error that the user can correct; the message says how.
     """
-    hooks = UserHooks(session_hooks, after_step, on_log, on_evaluate)
-    return drain(start(workload, config, hooks, workload_options or {}))
+    functions = UserFunctions(after_step, on_log, on_evaluate)
+    return drain(start(workload, config, functions, workload_options or {}))
 
 
 def training_steps(
@@ -72,7 +65,7 @@ def training_steps(
     Each step is followed by all that a run has: log lines, checkpoints, evaluations. Leaving the loop early saves and
     ends the run, as a signal does. Arguments and errors as for `train`; a report is as after_step gets it.
     """
-    steps = start(workload, config, UserHooks(), workload_options or {})
+    steps = start(workload, config, UserFunctions(), workload_options or {})
     atexit.register(steps.close)  # for a program that ends in between: later Python lacks what saves the run
     try:
         yield from steps
@@ -92,7 +85,7 @@ def drain(steps: Iterator[StepReport]) -> Result:
 def start(
     workload: Workload | str,
     config: Config,
-    user_hooks: UserHooks,
+    user: UserFunctions,
     workload_options: Mapping[str, Any],
     leave_at_once: Callable[[errors.WorkerError], None] | None = None,
 ) -> Iterator[StepReport]:
@@ -100,7 +93,7 @@ def start(
 
     Args:
       workload, config, workload_options: as for `train`.
-      user_hooks: the user's functions.
+      user: after steps, log lines and evaluations.
       leave_at_once: ends the process for a missing worker if its step cannot be ended; None: the main thread gets an
         exception, once it is in Python.
     """
@@ -121,7 +114,7 @@ def start(
             return Result("", over.step, None, None, 0.0, StopReason(over.stopped_by), None)
         with received.handled():  # only now: until there is a plan, a signal ends the process as usual
             try:
-                with open_training(plan, membership, received, user_hooks) as training:
+                with open_training(plan, membership, received, user) as training:
                     try:
                         yield from training.steps()
                     except (errors.NonFiniteError, errors.MirrorError) as error:

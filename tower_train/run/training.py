@@ -1,7 +1,6 @@
-"""A training that is open: its step, its counts and clock, and the loop over its steps."""
+"""A training that is open: its step, its counts and clock, what is due after a step, and the loop over the steps."""
 
 import contextlib
-import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -11,7 +10,6 @@ from tower_train import errors
 from tower_train.cluster.membership import Membership
 from tower_train.graph.record import StepReport, TrainingGraph
 from tower_train.run.evaluations import Evaluations
-from tower_train.run.hooks import Action, UserHooks
 from tower_train.run.plan import Plan
 from tower_train.run.results import Result, StopReason
 from tower_train.run.signals import Received
@@ -21,14 +19,51 @@ from tower_train.run_dir import checkpoint
 v1 = tf.compat.v1
 
 
+class Action:
+    """Base of what may be due after a step; by default after each."""
+
+    def begin(self) -> None:
+        """Called before the first step."""
+
+    def is_due(self, step: int) -> bool:
+        return True
+
+    def __call__(self, step: int, report: StepReport) -> None:
+        """Acts on a step, from its report in numpy values."""
+
+    def end(self, step: int) -> None:
+        """Called after the last step of this start, unless an error ends it."""
+
+
+class UserFunctions(Action):
+    """A user's functions after each step, log line and evaluation."""
+
+    def __init__(
+        self,
+        after_step: Callable[[int, StepReport], bool | None] | None = None,
+        on_log: Callable[[dict], None] | None = None,
+        on_evaluate: Callable[[dict], None] | None = None,
+    ):
+        self._after_step = after_step
+        # called with metrics.jsonl's records
+        self.on_log, self.on_evaluate = on_log or (lambda record: None), on_evaluate or (lambda record: None)
+        self.have_asked = False  # to stop; kept, since all workers end after the same step
+
+    def is_due(self, step):
+        return self._after_step is not None
+
+    def __call__(self, step, report):
+        self.have_asked |= bool(self._after_step(step, report))
+
+
 class Training:
     """A training in an open session, as its actions see it."""
 
     def __init__(
-        self, plan: Plan, graph: TrainingGraph, membership: Membership, received: Received, user_hooks: UserHooks
+        self, plan: Plan, graph: TrainingGraph, membership: Membership, received: Received, user: UserFunctions
     ):
         self.plan, self.graph, self.membership, self.received = plan, graph, membership, received
-        self.user_hooks = user_hooks
+        self.user = user
         # filled by open_training, in the order in which it can make them:
         self.checkpoints: checkpoint.Checkpoints | None = None  # the chief's
         # sets all variables from the chief's checkpoint; None for initial values, and in other workers
@@ -61,8 +96,7 @@ class Training:
             action.begin()
         self._began, self._examples = self.now(), None if self.step else 0
         # a process by itself may do no step at all; several must agree, which takes one
-        at_once = (StopReason.NO_GAIN, StopReason.SESSION_HOOK)
-        is_over = not self.graph.ask_to_stop and self.stop_reason() in at_once
+        is_over = not self.graph.ask_to_stop and self.stop_reason() is StopReason.NO_GAIN
         for step in range(self.plan.steps_done + 1, self.plan.end + 1):
             if is_over:
                 break
@@ -87,8 +121,6 @@ class Training:
         """Returns a function that does a step and returns its report, and another that adds the step's summary."""
         report, summary = self.graph.report, self.graph.summary
         fetches = report, report._replace(summary=() if summary is None else summary)
-        if self.user_hooks:
-            return [functools.partial(self.user_hooks.run, each) for each in fetches]
         # not Session.run, which would look each time at what to fetch
         return [self.session.make_callable(each) for each in fetches]
 
@@ -145,9 +177,7 @@ class Training:
             return StopReason(self.received.stopping.name)
         if self.membership.is_to_resize:
             return StopReason.RESIZED
-        if self.is_left:
-            return StopReason.PROGRAM
-        return StopReason.SESSION_HOOK if self.user_hooks.have_asked else None
+        return StopReason.PROGRAM if self.is_left or self.user.have_asked else None
 
     def result(self, failure: errors.UserError | None) -> Result:
         """Returns the result, given the error that ended the steps, if any."""
