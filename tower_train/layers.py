@@ -7,7 +7,7 @@ Also `frozen`, `param_group` and `gradient_until`, for weights that are trained 
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -209,14 +209,7 @@ def affine(inputs: tf.Tensor, units: int, initializer=None, weight_decay: float 
     return tf.nn.bias_add(products, biases(products, bias))
 
 
-def dropout(
-    inputs: tf.Tensor,
-    rate: float,
-    training: bool,
-    noise_shape: Sequence[int | tf.Tensor | None] | None = None,
-    rows_per_example: int = 1,
-    name: str = "dropout",
-) -> tf.Tensor:
+def dropout(inputs: tf.Tensor, rate: float, training: bool, name: str = "dropout") -> tf.Tensor:
     """Sets a share `rate` of the inputs to 0 and divides the others by 1 - rate (Srivastava et al. 2014, section 10).
 
     The choice is a function of the run's seed, the variable scope and the name, the count of calls with them, and the
@@ -227,9 +220,6 @@ def dropout(
       inputs: floating point [batch, ...].
       rate: 0 <= rate < 1.
       training: False returns the inputs.
-      noise_shape: of the draws, which are broadcast to the inputs; None is the inputs' size, required in the first
-        place. [None, 1, 1, None] drops whole channels of images.
-      rows_per_example: above 1, inputs are [batch * rows_per_example, ...], with consecutive rows of each example.
       name: distinguishes this layer's numbers from others in the variable scope.
 
     Returns:
@@ -243,11 +233,11 @@ def dropout(
         raise errors.GraphError(f"layers.dropout(rate={rate}): the rate must be at least 0 and below 1.")
     if not training or rate == 0:
         return inputs
-    return _draws("dropout").dropout(_layer(name), inputs, rate, noise_shape, rows_per_example)
+    return _draws("dropout").dropout(_layer(name), inputs, rate)
 
 
 def random_uniform(
-    shape, minval=0.0, maxval=1.0, dtype: tf.DType = tf.float32, rows_per_example: int = 1, name: str = "random_uniform"
+    shape, minval=0.0, maxval=1.0, dtype: tf.DType = tf.float32, name: str = "random_uniform"
 ) -> tf.Tensor:
     """Draws numbers uniform in [minval, maxval), which belong to examples as those of `dropout` do.
 
@@ -257,19 +247,17 @@ def random_uniform(
       shape: [batch, ...], such as tf.shape(inputs).
       minval, maxval: numbers, or tensors that are broadcast to the shape.
       dtype: floating point.
-      rows_per_example, name: as for `dropout`.
+      name: as for `dropout`.
 
     Raises:
       GraphError: as `dropout`.
     """
-    return minval + (maxval - minval) * _draw("random_uniform", name, shape, dtype, rows_per_example)
+    return minval + (maxval - minval) * _draw("random_uniform", name, shape, dtype)
 
 
-def random_normal(
-    shape, mean=0.0, stddev=1.0, dtype: tf.DType = tf.float32, rows_per_example: int = 1, name: str = "random_normal"
-) -> tf.Tensor:
+def random_normal(shape, mean=0.0, stddev=1.0, dtype: tf.DType = tf.float32, name: str = "random_normal") -> tf.Tensor:
     """Draws normally distributed numbers with this mean and standard deviation; otherwise as `random_uniform`."""
-    return mean + stddev * _draw("random_normal", name, shape, dtype, rows_per_example, normal=True)
+    return mean + stddev * _draw("random_normal", name, shape, dtype, normal=True)
 
 
 def _draw(function: str, name: str, *args, **kwargs) -> tf.Tensor:

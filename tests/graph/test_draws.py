@@ -59,13 +59,12 @@ class TestNumbers:
         found = numbers(lambda draws: draws.uniform("crop", count), first=2**40, key=7)  # of an augmentation
         np.testing.assert_array_equal(found, expected("7 crop", range(2**40, 2**40 + 8), count))
 
-    @pytest.mark.parametrize(("normal", "dtype", "rows_each"), [(False, tf.bfloat16, 1), (True, tf.float64, 3)])
-    def test_of_a_part_are_a_part_of_the_whole(self, normal, dtype, rows_each):
+    @pytest.mark.parametrize(("normal", "dtype"), [(False, tf.bfloat16), (True, tf.float64)])
+    def test_of_a_part_are_a_part_of_the_whole(self, normal, dtype):
         def draw(first, batch):
-            shape = [batch * rows_each, 5, 1]
-            return numbers(lambda draws: draws.for_layer("name", shape, dtype, rows_each, normal), first, batch)
+            return numbers(lambda draws: draws.for_layer("name", [batch, 5], dtype, normal=normal), first, batch)
 
-        np.testing.assert_array_equal(draw(75, 4), draw(70, 12)[5 * rows_each : 9 * rows_each])
+        np.testing.assert_array_equal(draw(75, 4), draw(70, 12)[5:9])
 
     def test_have_the_moments_of_their_distributions(self):
         uniform = numbers(lambda draws: layers.random_uniform([8, 5000], -1, 3))
@@ -77,7 +76,7 @@ class TestNumbers:
 
     def test_of_the_step_are_the_same_in_all_towers(self):
         for first in (96, 100):
-            found = numbers(lambda draws: draws.for_layer("a", [1, 7], rows_each=None), first, 4, step=96)
+            found = numbers(lambda draws: draws.for_layer("a", [1, 7], by_example=False), first, 4, step=96)
             np.testing.assert_array_equal(found, expected("3 layer a 0", [96], 7))
 
 
@@ -92,11 +91,12 @@ class TestDropout:
         def build(draws):
             inputs = tf.ones([8, *shape], dtype)
             with v1.variable_scope("block"):
-                outputs = layers.dropout(inputs, 0.3, True, noise)
+                outputs = layers.dropout(inputs, 0.3, True)
+            outputs = draws.dropout("channels", inputs, 0.3, noise) if noise else outputs
             return [tf.cast(each, tf.float64) for each in (outputs, tf.gradients(outputs, inputs)[0])]
 
         outputs, gradient = numbers(build, first=24)
-        kept = expected("3 layer block/dropout 0", range(24, 32), 6) >= np.float32(0.3)
+        kept = expected(f"3 layer {'channels' if noise else 'block/dropout'} 0", range(24, 32), 6) >= np.float32(0.3)
         factors = np.broadcast_to(np.reshape(kept, [8, *[1] * (len(shape) - 1), 6]), [8, *shape]) / 0.7
         tolerance = 1e-15 if dtype == tf.float64 else 1e-2
         np.testing.assert_allclose(outputs, factors, rtol=tolerance)

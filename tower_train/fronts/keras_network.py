@@ -111,9 +111,9 @@ class _Network:
             shape = given["noise_shape"] or [None] * given["inputs"].shape.rank
             shape = [sizes[i] if size is None else size for i, size in enumerate(shape)]
         is_known = kind in ("uniform", "normal", "randint") or kind == "dropout" and shape is not None
-        each = draws.rows_each(shape) if is_known and draws and not isinstance(seed, int) else 0
+        by_example = draws.has_row_each(shape) if is_known and draws and not isinstance(seed, int) else None
         layer = self._generators.get(id(getattr(seed, "state", None)), "keras")
-        if each == 0:  # of rows that are no examples, or the same each time
+        if by_example is None:  # of rows that are no examples, or the same each time
             if isinstance(seed, keras.random.SeedGenerator) and layer == "keras":
                 raise errors.GraphError(
                     f"keras_network: {self._model.name} draws by keras.random.{kind} from a SeedGenerator that belongs "
@@ -121,11 +121,11 @@ class _Network:
                 )
             return function(**given)
         if kind == "dropout":
-            return draws.dropout(layer, given["inputs"], given["rate"], given["noise_shape"], each)
+            return draws.dropout(layer, given["inputs"], given["rate"], given["noise_shape"], by_example)
         dtype = given["dtype"] or keras.config.floatx()
         if kind == "normal":
-            return given["mean"] + given["stddev"] * draws.for_layer(layer, shape, dtype, each, normal=True)
-        numbers = draws.for_layer(layer, shape, tf.float64 if kind == "randint" else dtype, each)
+            return given["mean"] + given["stddev"] * draws.for_layer(layer, shape, dtype, by_example, normal=True)
+        numbers = draws.for_layer(layer, shape, tf.float64 if kind == "randint" else dtype, by_example)
         low, high = (tf.cast(given[limit], numbers.dtype) for limit in ("minval", "maxval"))
         numbers = (high - low) * numbers
         return low + numbers if kind == "uniform" else tf.cast(low + tf.floor(numbers), dtype)

@@ -127,35 +127,34 @@ class Draws:
         """Ends the forward pass: further draws of layers are errors."""
         self._is_closed = True
 
-    def rows_each(self, shape) -> int | None:
-        """Returns the rows_each of `for_layer` for a tensor of this shape: 1 for a row per example, None for a scalar
-        or one row, which belong to the step, 0 if rows and examples do not fit."""
+    def has_row_each(self, shape) -> bool | None:
+        """Returns whether a tensor of this shape has a row for each example; False for a scalar or one row, which
+        belong to the step, None if rows and examples do not fit."""
         sizes = _sizes(shape)
         if sizes and isinstance(sizes[0], int) and sizes[0] == (self._batch or sizes[0]):
-            return 1
-        return None if sizes[:1] in ([], [1]) else 0
+            return True
+        return False if sizes[:1] in ([], [1]) else None
 
     def for_layer(
-        self, layer: str, shape, dtype: tf.DType = tf.float32, rows_each: int | None = 1, normal: bool = False
+        self, layer: str, shape, dtype: tf.DType = tf.float32, by_example: bool = True, normal: bool = False
     ) -> tf.Tensor:
         """Draws numbers uniform in [0, 1), or of the normal distribution with mean 0 and standard deviation 1.
 
         Args:
           layer: its name, the same in all towers.
-          shape: of the result, [batch * rows_each, ...]; integers or an integer tensor.
+          shape: of the result, [batch, ...]; integers or an integer tensor.
           dtype: floating point.
-          rows_each: consecutive rows of one example; None: the numbers belong to the step, the same in all towers, and
-            `shape` is any.
+          by_example: False if the numbers belong to the step, the same in all towers; `shape` is any then.
           normal: which distribution.
 
         Raises:
           GraphError: the rows are not those of the tower's examples.
         """
         sizes = _sizes(shape)
-        self._check_layer(layer, sizes, rows_each)
+        self._check_layer(layer, sizes, by_example)
         first, rows = self._step, (1, math.prod(sizes))
-        if rows_each is not None:
-            first, rows = self._first, (sizes[0] // rows_each, rows_each * math.prod(sizes[1:]))
+        if by_example:
+            first, rows = self._first, (sizes[0], math.prod(sizes[1:]))
         # evaluation's seed is a text, which separates its numbers already
         name = f"layer {layer} {self.names[layer]}" if isinstance(self._seed, int) else f"{layer} {self.names[layer]}"
         self.names[layer] += 1
@@ -163,26 +162,21 @@ class Draws:
         return tf.reshape(self._numbers(op, name, first, rows, tf.as_dtype(dtype)), sizes)
 
     def dropout(
-        self, layer: str, inputs: tf.Tensor, rate: float, noise_shape: Sequence | None = None, rows_each: int | None = 1
+        self, layer: str, inputs: tf.Tensor, rate: float, noise_shape: Sequence | None = None, by_example: bool = True
     ) -> tf.Tensor:
         """Sets a share `rate` of the inputs to 0 and divides the others by 1 - rate.
 
         Args:
-          layer, rows_each: as for `for_layer`.
-          inputs: floating point [batch * rows_each, ...].
+          layer, by_example: as for `for_layer`.
+          inputs: floating point [batch, ...].
           rate: 0 < rate < 1.
           noise_shape: of the draws, which are broadcast to the inputs; None is the inputs' size.
         """
         sizes = _sizes(tf.shape(inputs))
         if noise_shape is not None:
-            if len(noise_shape) != len(sizes):
-                raise errors.GraphError(
-                    f"layers.dropout: noise_shape has {len(noise_shape)} sizes for inputs of {len(sizes)}. Give one "
-                    "for each dimension, None for the inputs' size."
-                )
             sizes = [size if wanted is None else wanted for size, wanted in zip(sizes, noise_shape, strict=True)]
         # in float32 whatever the inputs are, so that each dtype drops the same
-        kept = self.for_layer(layer, sizes, rows_each=rows_each) >= rate
+        kept = self.for_layer(layer, sizes, by_example=by_example) >= rate
         return tf.where(kept, inputs * (1 / (1 - rate)), tf.zeros([], inputs.dtype))
 
     def _numbers(self, op: Callable, name: str, first, shape: tuple, dtype: tf.DType) -> tf.Tensor:
@@ -201,21 +195,20 @@ class Draws:
         with tf.device(self._device) if self._device else contextlib.nullcontext(), xla.not_compiled():
             yield
 
-    def _check_layer(self, layer: str, sizes: list, rows_each: int | None) -> None:
+    def _check_layer(self, layer: str, sizes: list, by_example: bool) -> None:
         if self._is_closed:
             raise errors.GraphError(
                 f"{layer} draws again in the backward pass, as tf.recompute_grad does, where its numbers would be "
                 "others. Draw outside of the function that is recomputed, and hand the numbers to it."
             )
-        if rows_each is None or self._batch is None:
+        if not by_example or self._batch is None:
             return
         rows = sizes[0] if sizes else "no"
-        if not isinstance(rows, int) or rows != self._batch * rows_each:
+        if not isinstance(rows, int) or rows != self._batch:
             rows = rows if isinstance(rows, int | str) else "an unknown number of"
             raise errors.GraphError(
                 f"{layer} draws numbers for each example, and its tensor has {rows} rows for the tower's {self._batch} "
-                f"examples with rows_per_example={rows_each}. Draw where a row is an example, or give the number of an "
-                "example's rows if they lie one after the other."
+                "examples. Draw where a row is an example."
             )
 
 
