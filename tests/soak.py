@@ -28,52 +28,31 @@ from tower_train import Config, train  # noqa: E402
 TRIALS_OF_A_RUN = 11  # and its end
 
 
-def trials_of_runs(kind, trials, draw, folder, disk, machines, report):
-    """Disturbs runs of a kind, one after the other; each may be lost with the trial that it is in."""
+def trials_of_runs(kind, trials, minutes, draw, folder, disk, machines):
+    """Disturbs runs of a kind, one after the other; each may be lost with the trial that it is in. Counts faults."""
     has = {"full disk": disk, "lost packets": machines}
     todo = [what for what, kinds in DISTURBANCES.items() if kind in kinds and has.get(what, True)]
     waiting = [what for _ in range(-(-trials // len(todo))) for what in draw.sample(todo, len(todo))][:trials]
-    while waiting and not report.is_over():
+    done, runs, faults, end = collections.Counter(), 0, 0, time.monotonic() + 60 * minutes
+    while waiting and time.monotonic() < end:
         folder_of_run = folder / f"{kind}{len(waiting)}"
         with contextlib.closing(Run(KINDS[kind], draw, folder_of_run, disk, machines)) as run:
-            what, fault = "the start", ""
+            what, runs = "the start", runs + 1
             try:
                 run.await_step()
                 for _ in range(TRIALS_OF_A_RUN):
-                    if waiting and not report.is_over():
-                        report.trials[what := waiting.pop()] += 1
+                    if waiting and time.monotonic() < end:
+                        done[what := waiting.pop()] += 1
                         run.disturb(what)
-                report.trials[what := draw.choice(["end", "end at last step"])] += 1
+                done[what := draw.choice(["end", "end at last step"])] += 1
                 getattr(run, what.replace(" ", "_"))()
             except (Lost, AssertionError, subprocess.TimeoutExpired) as error:
-                fault = str(error)
-            report.runs += 1
-            report.note_fault(what, fault)
+                faults += 1
+                print(f"--- {kind}, {what}: {error}\n", flush=True)
         shutil.rmtree(run.train_dir, ignore_errors=True)
-
-
-class Report:
-    """Counts the trials, runs and faults of a case until a time."""
-
-    def __init__(self, case, minutes):
-        self._case, self._end, self.runs = case, time.monotonic() + 60 * minutes, 0
-        self.trials, self.faults = collections.Counter(), []
-
-    def is_over(self):
-        return time.monotonic() > self._end
-
-    def note_fault(self, what, fault):
-        if fault:
-            self.faults.append(what)
-            print(f"--- {self._case}, {what}: {fault}\n", flush=True)
-
-    def __str__(self):
-        trials = ", ".join(f"{what} {count}" for what, count in sorted(self.trials.items()))
-        runs = f" in {self.runs} runs" if self.runs else ""
-        return (
-            f"{self._case}: {self.trials.total()} trials{runs} ({trials}); "
-            f"lost, different or untrue: {len(self.faults)}"
-        )
+    counts = ", ".join(f"{what} {count}" for what, count in sorted(done.items()))
+    print(f"{kind}: {done.total()} trials in {runs} runs ({counts}); lost, different or untrue: {faults}", flush=True)
+    return faults
 
 
 def endure(steps, train_dir):
@@ -115,15 +94,13 @@ def main(words=None):
     if asked.steps:
         return 0 if endure(asked.steps, folder / "run") else 1
     for case in cases:
-        report, draw = Report(case, asked.minutes), random.Random(f"{asked.seed} {case}")
+        draw = random.Random(f"{asked.seed} {case}")
         with contextlib.ExitStack() as stack:
             has_disk = case == "alone" and small_disk.can_mount(folder / "disk")
             disk = stack.enter_context(small_disk.mounted(folder / "disk", 64)) if has_disk else None
             has_network, workers = network.can_make() and case != "alone", KINDS[case].workers
             machines = stack.enter_context(contextlib.closing(network.Network(workers + 1))) if has_network else None
-            trials_of_runs(case, asked.trials, draw, folder, disk, machines, report)
-        print(report, flush=True)
-        faults += len(report.faults)
+            faults += trials_of_runs(case, asked.trials, asked.minutes, draw, folder, disk, machines)
     if faults:
         print(f"What is left of it: {folder}", file=sys.stderr)
     else:
