@@ -253,7 +253,6 @@ def test_the_manifest_is_a_tfjob_that_gives_the_trainer_options_that_it_has():
 
 @pytest.mark.parametrize(("status", "requeued"), [(0, False), (2, False), (138, True), (143, True)])
 def test_the_batch_file_starts_again_what_lost_a_worker_or_ran_out_of_time(status, requeued, tmp_path):
-    """With an srun and an scontrol that note how they were called."""
     for name, ending in (("srun", f"exit {status}"), ("scontrol", "")):
         (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/calls\n{ending}\n')
         (tmp_path / name).chmod(0o755)

@@ -90,7 +90,6 @@ WAYS = {  # {name: (the workload, modules, links, the current directory, the tra
 
 @pytest.mark.parametrize(("path", "modules", "links", "current", "train_dir"), WAYS.values(), ids=WAYS)
 def test_nothing_in_a_run_is_executed(path, modules, links, current, train_dir, evil, tmp_path, monkeypatch):
-    """In evaluation, prediction, export and training, also before the first file of the run."""
     name(evil, path)
     for module in modules:
         put(tmp_path / module, tmp_path / "marker")
@@ -197,7 +196,6 @@ def test_mistakes_are_told_as_those_in_the_trainers_options(words, text):
 
 
 def test_a_recipe_is_the_options_it_names_with_all_that_suits_them():
-    """Beside what the command line gives."""
     assert parse("--recipe=far", "--num_gpus=2") == parse("--shift=9", "--num_gpus=2")
     config, options = parse("--recipe=far")
     assert options == {"shift": 9.0}
@@ -219,8 +217,6 @@ def test_help_shows_the_values_of_the_recipe(capsys, word, rate):
 
 
 def test_a_run_keeps_its_options_and_evaluation_uses_them(tmp_path):
-    """Another value is refused on resuming, or free, as they say."""
-
     def train(steps, **options):
         config = Config(train_dir=str(tmp_path), num_gpus=2, max_steps=steps, batch_size=4, learning_rate=0.02)
         return tower_train.train(f"{__name__}:OPTIONAL", config, workload_options=options)

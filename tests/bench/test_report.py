@@ -70,8 +70,6 @@ def test_options_that_cannot_be_are_refused(options, message):
 
 
 def test_a_figure_shows_sides_by_name_and_a_panel_for_each_part(tmp_path):
-    """Read from its SVG, in which letters are letters."""
-
     def texts(**options):
         parts = sides.parts(BenchmarkOptions(**options), COMMON, RIVALS)
         rows = {

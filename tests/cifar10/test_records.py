@@ -17,7 +17,6 @@ from tower_train import errors
 
 @pytest.mark.parametrize("counts", [[1], [999, 1000, 1001]])
 def test_files_of_any_length_follow_one_another(tmp_path, counts):
-    """A record is its label and three planes, which are interleaved."""
     stored = np.random.default_rng(0).integers(0, 256, [sum(counts), 3073], np.uint8)
     stored[:, 0] %= 10
     paths = [tmp_path / f"{i}.bin" for i in range(len(counts))]

@@ -135,7 +135,6 @@ assert test_rivals.train_until_it_has(test_rivals.rivals_of("convnet")[test_riva
 
 @pytest.mark.parametrize("model", ["convnet", "cifar10_96"])  # 94 and 95 leave parts of it out
 def test_keras_has_the_networks_layer_for_layer(our_network, model):
-    """The same variables in the same layers, trained or not, and so the same outputs and weight decay."""
     theirs = keras_networks.NETWORKS[model]()
     images = np.random.default_rng(0).normal(size=[2, *theirs.input_shape[1:]]).astype(np.float32)
     values, logits, decay = our_network(model, images)

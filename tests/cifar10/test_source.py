@@ -79,7 +79,6 @@ def test_cifar10_is_used_where_it_lies_or_downloaded_once(
 
 
 def test_auto_falls_back_to_drawn_images_and_says_why_and_what_to_do(drawn, monkeypatch):
-    """It waits for the network once."""
     train = source.examples(DataRequest("train"))
     monkeypatch.setattr(source, "download", pytest.fail)
     test = source.examples(DataRequest("test"))

@@ -207,7 +207,6 @@ def test_workers_that_mean_the_same_go_on_and_one_that_does_not_is_named_to_all(
 
 
 def test_two_trainings_of_one_process_may_differ():
-    """On the same servers and the same store."""
     hosts = clusters.hosts(2)
     for seed in (0, 1):
         members = [clusters.member(hosts, index, 600.0, 600.0) for index in (0, 1)]
@@ -230,7 +229,6 @@ def test_a_worker_whose_port_is_in_use_is_named():
 
 
 def test_a_worker_whose_address_leads_elsewhere_is_refused_or_says_so(capsys):
-    """As with the same command on another machine."""
     hosts, away = clusters.hosts(2), clusters.hosts(2)
     member, elsewhere = (clusters.member(each, 1, 2.0, 60.0) for each in (hosts, away))
     member._heartbeat.note(start_id="another")

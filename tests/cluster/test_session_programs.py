@@ -182,7 +182,6 @@ EXPECTED = (
 
 
 def test_horovods_operations_make_what_their_formulas_say(tmp_path):
-    """In the end the two workers give one operation tensors of different sizes."""
     with clusters.programs(2, "horovod_program", str(tmp_path)) as workers:
         statuses = [each.process.wait(jobs.WAIT_SECS) for each in workers]
         outputs = [each.output() for each in workers]

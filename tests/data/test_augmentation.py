@@ -36,7 +36,6 @@ def pillow(image):
 
 @pytest.mark.parametrize(("option", "axis"), [("flip", 2), ("vertical_flip", 1)])
 def test_images_with_a_number_below_a_half_are_flipped(option, axis):
-    """Before the changes of the workload's own, if it has some."""
     images, options = photos(4, (9, 12, 3)), augmentation.PlacedImageOptions(**{option: True})
     expected, draws = images.copy(), values.GivenDraws(np.array([[0.0], [0.5], [0.75], [0.49]]))
     expected[[0, 3]] = np.flip(images, axis)[[0, 3]]

@@ -36,14 +36,8 @@ def root(tmp_path):
     return make(tmp_path / "data", *BOTH)
 
 
-@pytest.fixture
-def train_only(tmp_path):
-    return make(tmp_path / "data", *TRAIN)
-
-
 @pytest.mark.parametrize("name", ["val", "validation"])
 def test_there_are_three_splits(root, name):
-    """Folders for validation are not tested on, and what is not there is None."""
     assert find(root, "validation") is None
     make(root / name, *(f"{each}/{i}.png" for each in CLASSES for i in (1, 2)), "cat/3.png")
     found = {split: find(root, split) for split in ("train", "validation", "test")}
@@ -57,14 +51,15 @@ def test_there_are_three_splits(root, name):
     assert find(root, "test") is None
 
 
-def test_a_fraction_is_set_aside_by_groups(train_only):
+def test_a_fraction_is_set_aside_by_groups(tmp_path):
     """A patient's images are in all three classes."""
+    root = make(tmp_path / "data", *TRAIN)
 
     def aside(seed, pattern=r"patient \d+"):
-        return find(train_only, "validation", 0.3, pattern, seed).names
+        return find(root, "validation", 0.3, pattern, seed).names
 
-    kept = find(train_only, "train", 0.3, r"patient \d+", seed=1).names
-    assert sorted(kept + aside(1)) == sorted(find(train_only, "train").names)
+    kept = find(root, "train", 0.3, r"patient \d+", seed=1).names
+    assert sorted(kept + aside(1)) == sorted(find(root, "train").names)
     patients = [{os.path.basename(name).split("-")[0] for name in names} for names in (kept, aside(1))]
     assert not patients[0] & patients[1] and len(patients[0] | patients[1]) == 3
     assert len(aside(1)) == 6, "three patients of six images each: one holds 0.3 of all"
@@ -108,7 +103,6 @@ def classes(root, labels, split="train", **options):
 
 
 def test_dogs_vs_cats_needs_one_option_which_the_message_names(tmp_path):
-    """train/cat.0.jpg, and test1/1.jpg of unknown class."""
     make(tmp_path, "train/cat.0.jpg", "train/cat.1.jpg", "train/dog.0.jpg", "train/dog.10.jpg", "test1/1.jpg")
     with pytest.raises(errors.DataError, match=r"named by class \(cat, dog, ...\), give --labels=names. Expected:"):
         find(tmp_path, "train")

@@ -55,7 +55,6 @@ def test_towers_share_the_elements_in_their_order_with_the_noise_of_their_positi
 
 
 def test_several_features_and_a_symbolic_batch():
-    """The number of examples is counted where TensorFlow can."""
     examples = tf_data.examples("mine", lambda: pairs(7).map(lambda x, y: ({"a": x, "b": [x, x]}, y)), class_names="ab")
     assert (examples.name, examples.num_examples, examples.class_names) == ("mine", 7, ("a", "b"))
     with tf.Graph().as_default():

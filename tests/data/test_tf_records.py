@@ -24,13 +24,8 @@ def write(path, features, labels, compression=None):
             writer.write(example.SerializeToString())
 
 
-def parse(record):
-    parsed = tf.io.parse_single_example(record, SHAPE)
-    return parsed["features"], parsed["label"]
-
-
-def parse_batch(records):
-    parsed = tf.io.parse_example(records, SHAPE)
+def parse(record, read=tf.io.parse_single_example):
+    parsed = read(record, SHAPE)
     return parsed["features"], parsed["label"]
 
 
@@ -43,9 +38,11 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize(("parse", "batched"), [(parse, False), (parse_batch, True)])
-def test_records_are_fetched_by_index_over_all_files(parse, batched, folder):
-    examples = tf_records.examples("toy", folder / "train-*.tfrecord", parse, "abc", batched=batched)
+@pytest.mark.parametrize(
+    ("parse_all", "batched"), [(parse, False), (lambda records: parse(records, tf.io.parse_example), True)]
+)
+def test_records_are_fetched_by_index_over_all_files(parse_all, batched, folder):
+    examples = tf_records.examples("toy", folder / "train-*.tfrecord", parse_all, "abc", batched=batched)
     assert (examples.name, examples.num_examples, examples.class_names) == ("toy", 96, ("a", "b", "c"))
     assert examples.parallel_steps == (None if batched else host.cores())
     features, labels = element_workloads.arrays("train")

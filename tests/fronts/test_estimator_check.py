@@ -33,10 +33,6 @@ def normal(x):
     return tf.nn.batch_normalization(x + noise, *tf.nn.moments(x, [0]), None, None, 1e-3)
 
 
-def shuffled():
-    return input_fn().unbatch().shuffle(48).batch(5)
-
-
 @pytest.mark.parametrize(
     ("layer", "towers"),
     [
@@ -48,7 +44,7 @@ def test_what_passes_leaves_no_trace(tmp_path, layer, towers):
     estimator = make(tmp_path, towers, with_layer(layer), tf_random_seed=None)
     assert estimator.train(input_fn, steps=1).get_variable_value("global_step") == 1
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    line = tf_estimator.check(estimator, shuffled)
+    line = tf_estimator.check(estimator, lambda: input_fn().unbatch().shuffle(48).batch(5))
     found = re.fullmatch(rf"towers:   {towers} equal 1 on this network to (\S+) \(2 steps of .* float32; \S+ s\)", line)
     assert float(found[1]) < 1e-6, line  # v1.losses divides in float32
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -15,8 +15,6 @@ v1 = tf.compat.v1
 
 
 def test_a_model_fn_with_regularizers_losses_and_update_ops_in_collections(tmp_path):
-    """A tower's total loss holds its own losses only, and update ops run once a step."""
-
     def collected(features, labels, mode):
         w = v1.get_variable(
             "w", [3], tf.float32, v1.ones_initializer(), regularizer=lambda w: 0.1 * tf.reduce_sum(w**2)

@@ -2,7 +2,6 @@
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 import trainings
 from keras_workload import SIZE, drawing, images, train
@@ -10,11 +9,6 @@ from keras_workload import SIZE, drawing, images, train
 import tower_train
 
 v1 = tf.compat.v1
-
-
-@pytest.fixture(scope="module")
-def examples():
-    return images()
 
 
 class Unseeded(keras.layers.Layer):
@@ -80,14 +74,14 @@ def test_each_example_has_numbers_of_its_own_that_no_cut_changes():
 
 
 def test_a_draw_of_no_example_is_one_for_all_towers():
-    """As of a layer that drops the same of all examples."""
     make = each_alone(lambda: keras.layers.Dropout(0.5, noise_shape=(1, None, None, None)))
     [one] = masks_of(make, steps=2, batch_size=8).swapaxes(0, 1)
     np.testing.assert_array_equal(masks_of(make, steps=2, batch_size=4, num_gpus=2)[:, 0], one)
     assert (one[0] == one[0][:1]).all() and (one[0][0] != one[1][0]).any()
 
 
-def test_towers_that_drop_match_one_tower(examples):
+def test_towers_that_drop_match_one_tower():
+    examples = images()
     recurrent = [
         lambda: keras.layers.Reshape([2, 36]),
         lambda: keras.layers.SimpleRNN(4, dropout=0.3, recurrent_dropout=0.2),

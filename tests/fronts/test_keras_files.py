@@ -51,10 +51,6 @@ def colours():
     return np.random.default_rng(7).integers(0, 256, [5, 8, 8, 3], np.uint8)
 
 
-def squares(features):
-    return tf.square(tf.cast(features, tf.float32) / 255)
-
-
 @pytest.mark.parametrize("name", ["VGG16", "DenseNet121"])
 def test_the_model_takes_pixels_as_the_network_of_the_run_does(name, tmp_path):
     """BGR less means; by mean and deviation: on colours too, which no example has."""
@@ -75,7 +71,7 @@ def test_the_model_takes_pixels_as_the_network_of_the_run_does(name, tmp_path):
 
 
 def test_a_preparation_that_keras_lacks_is_left_out_and_the_file_named_so(tmp_path):
-    workload = trained(tmp_path, squares)
+    workload = trained(tmp_path, lambda features: tf.square(tf.cast(features, tf.float32) / 255))
     lines, expected = exported(tmp_path, workload)
     assert (
         not (tmp_path / "model.keras").exists() and "takes features as `prepare` of the workload makes them" in lines[1]

@@ -55,7 +55,6 @@ def adamw():
     ],
 )
 def test_a_step_is_the_one_that_keras_does(examples, float64, optimizer, options, tolerance):
-    """Loss, gradients, weight decay, moving statistics: from Keras' own layers, losses and optimizer, run eagerly."""
     with opened(examples, small, batch_size=24, ema=0.0, **options) as (built, session):
         start, ended, [loss] = before_and_after(session, built, 1)
     model = keras.models.clone_model(small())
@@ -191,11 +190,8 @@ def test_frozen_batch_normalisation_uses_its_moving_statistics(examples):
 
 def test_a_network_that_is_called_twice_has_its_weights_once(examples):
     network = tower_train.keras_network(drawing())
-
-    def twice(features, training):
-        return network(features, training) + network(-features, training)
-
-    _, variables = trainings.train(tower_train.Workload("twice", None, twice), examples, 1, num_gpus=2, batch_size=4)
+    twice = tower_train.Workload("twice", None, lambda x, training: network(x, training) + network(-x, training))
+    _, variables = trainings.train(twice, examples, 1, num_gpus=2, batch_size=4)
     assert [name for name in variables if name.endswith("kernel")] == ["dense/kernel"]
 
 

@@ -62,7 +62,6 @@ class DividedTagger(Tagger):
 
 @pytest.mark.parametrize("tagger", [Tagger, DividedTagger])
 def test_masks_metrics_loss_scales_and_fewer_examples_than_towers(float64, tagger):
-    """Batches of 7, 5, 2 and 1 examples for three towers."""
     rng = np.random.default_rng(0)
     mask = (np.arange(5) < rng.integers(1, 6, [15, 1])).astype(float)
     data = (rng.normal(size=[15, 5, 1]) + mask[..., None], rng.integers(0, 3, [15, 5]), mask)

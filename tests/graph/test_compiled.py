@@ -18,13 +18,9 @@ v1 = tf.compat.v1
 EXAMPLES = toy_workload.load(DataRequest("train"))
 
 
-def dropped(features, training):
-    return layers.dropout(toy_workload.network(features, training), 0.2, training)
-
-
 CASES = {
     "accumulated": (
-        dropped,
+        lambda features, training: layers.dropout(toy_workload.network(features, training), 0.2, training),
         dict(accumulate_steps=2, optimizer="momentum", clip_gradients=0.5, class_weight="balanced", ema=0.9),
     ),
     "mirrored": (
@@ -66,7 +62,6 @@ def test_compiled_towers_train_what_others_train(network, options):
 @pytest.mark.parametrize(("window", "stride"), [(2, 2), (3, 2), (3, 1), (2, 3)])
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
 def test_a_poolings_gradient_goes_to_the_first_of_equal_values(window, stride, padding):
-    """As TensorFlow's kernel on CPUs gives it."""
     rng = np.random.default_rng(0)
     with tf.Graph().as_default(), tf.device("/cpu:0"):
         maps = v1.placeholder(tf.float64, [None, None, None, 2])
@@ -95,10 +90,8 @@ def test_the_optimizers_that_would_split_clusters_are_off_only_where_towers_are_
 
 
 def test_a_step_that_is_not_finite_changes_nothing_where_it_is_compiled():
-    def network(features, training):
-        return toy_workload.network(features, training) * np.inf
-
-    with trainings.opened(find_workload(network), EXAMPLES, jit_compile="always", batch_size=6) as (built, session):
+    workload = find_workload(lambda features, training: toy_workload.network(features, training) * np.inf)
+    with trainings.opened(workload, EXAMPLES, jit_compile="always", batch_size=6) as (built, session):
         before = trainings.snapshot(built, session)
         report = session.run(built.report)
         after = trainings.snapshot(built, session)

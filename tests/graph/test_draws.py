@@ -86,8 +86,6 @@ class TestDropout:
         [(tf.float64, [6], None), (tf.bfloat16, [6], None), (tf.float32, [2, 3, 6], [None, 1, 1, None])],
     )
     def test_drops_by_those_numbers_and_scales_the_rest_forward_and_backward(self, dtype, shape, noise):
-        """The same in each dtype; by its noise shape whole channels."""
-
         def build(draws):
             inputs = tf.ones([8, *shape], dtype)
             with v1.variable_scope("block"):

@@ -35,14 +35,6 @@ def loss(outputs, labels):
 WORKLOAD = Workload("linear", lambda request: None, network, loss)
 
 
-@pytest.fixture(scope="module")
-def examples():
-    """64 of them, every ninth is large."""
-    rng = np.random.default_rng(0)
-    features = rng.integers(-3, 4, [64, FEATURES]) * np.where(np.arange(64) % 9, 1, 64)[:, np.newaxis]
-    return Examples.from_arrays("whole numbers", features.astype(np.float32), np.arange(64, dtype=np.int32) % 2)
-
-
 @pytest.fixture
 def soon(monkeypatch):
     """Lets the scale grow after three steps."""
@@ -92,8 +84,11 @@ class Simulation:
         (dict(num_gpus=2, batch_size=2, accumulate_steps=2, clip_gradients=1e6), 2.0**12),
     ],
 )
-def test_weights_and_scale_are_those_of_numpy(examples, soon, monkeypatch, options, first):
+def test_weights_and_scale_are_those_of_numpy(soon, monkeypatch, options, first):
     monkeypatch.setattr(loss_scale, "FIRST", first)
+    features = np.random.default_rng(0).integers(-3, 4, [64, FEATURES])
+    features[::9] *= 64  # every ninth is large
+    examples = Examples.from_arrays("whole numbers", features.astype(np.float32), np.arange(64, dtype=np.int32) % 2)
     workload, seen = trainings.noting(WORKLOAD)
     expected = Simulation(first)
     options = dict(dtype="float16", optimizer="momentum", momentum=MOMENTUM, learning_rate=RATE) | options

@@ -161,11 +161,7 @@ SIGNS = np.array([-1, 1] * 48)
 
 def fetching(labels):
     """Examples that a user's own reader gives, of classes a and b."""
-
-    def fetch(rows):
-        return tf.ones([8, 4]), labels(tf.ones([8]))
-
-    return Examples("few", 9, lambda: fetch, class_names=("a", "b"))
+    return Examples("few", 9, lambda: lambda rows: (tf.ones([8, 4]), labels(tf.ones([8]))), class_names=("a", "b"))
 
 
 NO_CLASS = "CLASS:WEIGHT, a class of few.*The classes are one, two, three"

@@ -53,7 +53,6 @@ def test_annealing_ends_at_zero_with_the_last_step(kind, expected, stop):
 
 @pytest.mark.parametrize("course", ["0:0.2,0.23:1,1:0.07", "0.1:3,0.5:0,0.75:2", "0.5:2"])
 def test_points_are_joined_by_lines(course):
-    """Over 1,000 examples; constant before the first and after the last."""
     shares, factors = np.array([point.split(":") for point in course.split(",")], np.float64).T
     options = dict(lr_schedule="points", lr_points=course, learning_rate=11.5, num_gpus=2, batch_size=10, max_steps=50)
     found = rates(COUNTS, **options)

@@ -44,7 +44,6 @@ def chi_square(counts):
 class TestOrder:
     @pytest.mark.parametrize("num_examples", [1, 3, 257, 50_000])
     def test_every_epoch_holds_every_example_once(self, num_examples):
-        """Also one that begins within a batch, and one far away."""
         for epoch in (0, 1000, 2**40):
             found = indices(np.arange(-1, num_examples + 1) + (epoch + 1) * num_examples, num_examples, seed=7)[1:-1]
             np.testing.assert_array_equal(np.sort(found), np.arange(num_examples))
@@ -74,7 +73,6 @@ def split_mix_64(key, counters):
 class TestDrawsOfExamples:
     @pytest.mark.parametrize(("name", "count", "seed"), [("flip", 1, 0), ("crop", 3, 2**40)])
     def test_they_are_those_of_the_example_in_every_epoch(self, name, count, seed):
-        """In batches that span epochs of 100 too."""
         with tf.Graph().as_default(), v1.Session() as session:
             here = Draws(seed, tf.constant(730, tf.int64), 270, locate=shuffled(100, seed).locate)
             found, of = session.run([here.per_example(name, count), here.indices])
@@ -89,7 +87,6 @@ class TestTrainingStream:
         return cifar10.WORKLOAD.examples(DataRequest("train", "cifar10", str(cifar10_dir)))
 
     def test_one_times_256_is_two_times_128_is_eight_times_32_is_the_rest_of_what_began_before(self, examples):
-        """The same examples in the same order with the same augmentations, to the last bit; an epoch is 200."""
         images, labels = steps(cifar10.WORKLOAD, examples, 2, 256, 1)
         assert images.shape == (512, 24, 24, 3) and labels.shape == (512,)
         for tower_batch, num_towers, start in [(128, 2, 0), (32, 8, 0), (32, 4, 256)]:
@@ -98,7 +95,6 @@ class TestTrainingStream:
             np.testing.assert_array_equal(found_images, images[start:])
 
     def test_an_example_is_augmented_otherwise_in_the_next_epoch(self):
-        """And its label stays with it."""
         numbers = np.arange(10, dtype=np.float32)
         workload = Workload("toy", None, None, augment=lambda x, draws: x + draws.uniform("shift", 1)[:, 0] / 2)
         features, labels = steps(workload, Examples.from_arrays("numbers", numbers, numbers), 2, 10, 1)

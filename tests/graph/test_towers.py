@@ -98,13 +98,11 @@ def test_floating_point_features_are_cast_and_variables_are_never_below_float32(
         seen.append([features["ones"].dtype, features["index"].dtype, weights.dtype])
         return features["ones"] @ weights
 
-    def loss(outputs, labels):
-        return tf.reduce_mean(outputs)  # its gradient is the mean of the features
-
     features = {"ones": np.ones([4, 1], np.float16), "index": np.arange(4)}
     examples = Examples.from_arrays("ones", features, np.zeros(4, np.int32))
     options = dict(num_gpus=2, batch_size=2, learning_rate=2.0**-12, dtype=dtype)
-    with trainings.opened(Workload("toy", None, network, loss), examples, **options) as (built, session):
+    workload = Workload("toy", None, network, lambda outputs, labels: tf.reduce_mean(outputs))
+    with trainings.opened(workload, examples, **options) as (built, session):
         report = session.run(built.report)
         [weights] = session.run(v1.trainable_variables())
     assert {weights.dtype, report.loss.dtype} == {np.dtype("float64" if dtype == "float64" else "float32")}

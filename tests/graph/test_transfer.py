@@ -127,12 +127,8 @@ def test_a_step_that_is_not_of_the_batch_in_place_is_refused(staging):
 @pytest.mark.parametrize("is_staged", [False, True])
 def test_a_step_tells_how_long_it_waited_for_its_input_but_not_what_came_while_it_computed(is_staged, monkeypatch):
     monkeypatch.setattr(transfer, "are_gpus", lambda devices: is_staged)
-
-    def slow_network(features, training):
-        return toy_workload.network(toy_workload.slowly(features), training)
-
-    waited = []
-    for inference in (toy_workload.network, slow_network):
+    waited, network = [], toy_workload.network
+    for inference in (network, lambda features, training: network(toy_workload.slowly(features), training)):
         workload = dataclasses.replace(toy_workload.SLOW, inference=inference)
         with trainings.opened(workload, workload.examples(DataRequest("train")), batch_size=8) as (built, session):
             waited.append([session.run(built.report).input_secs for _ in range(8)])  # a busy machine computes longer

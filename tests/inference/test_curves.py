@@ -49,7 +49,6 @@ def test_a_metric_that_came_later_stands_beside_its_step(tmp_path):
 
 
 def test_runs_are_drawn_and_tabulated_where_no_other_file_is(runs, tmp_path, monkeypatch, command):
-    """One into its directory, several into the current folder, over what was drawn before and nothing else."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").symlink_to(runs[0])
     for words, stem in ((["run"], "run/curves"), (["run", str(runs[1])], "curves")) * 2:

@@ -86,7 +86,6 @@ def test_a_run_is_told_of_before_its_first_checkpoint_and_while_it_trains(tmp_pa
 
 @pytest.mark.parametrize("kind", ["several", "elements"])
 def test_losses_of_any_workload_are_those_of_its_examples_alone(kind, tmp_path):
-    """Of several classes at once, of numbers in an order of their own: by the loss of one example each."""
     rng = np.random.default_rng(0)
     features = rng.normal(size=[30, 3]).astype(np.float32)
     labels = np.int64(features[:, :2] > 0) if kind == "several" else features[:, 0]

@@ -63,8 +63,6 @@ def test_the_mean_over_views_is_in_full_precision(graph):
 
 @pytest.mark.parametrize("doubt", [-1, 4, 99])
 def test_sure_examples_are_looked_at_once(graph, doubt):
-    """None, the first row of a batch, or all are unsure; the network sees the further views of those, or of one row."""
-
     def network(x, training):
         return {"a": tf.square(x), "b": x[:, 0]}
 

@@ -72,7 +72,6 @@ def exported_with_views(run, tmp_path_factory):
 
 @pytest.mark.parametrize(("batch", "has_views"), [(6, False), (4, True)])
 def test_the_exported_network_gives_the_bits_of_evaluation(run, paths, batch, has_views, request):
-    """Every logit, at the same batches, of one view and of several."""
     exported = request.getfixturevalue("exported_with_views" if has_views else "exported")["serving_default"]
     saved = saved_run.read(EvaluateOptions(train_dir=str(run)), with_views(run) if has_views else None)
     workload = dataclasses.replace(
@@ -179,8 +178,6 @@ def logits_of(folder):
 
 
 def test_an_export_takes_its_place_whole_or_not_at_all(toy_run, tmp_path, monkeypatch):
-    """Also that of another one, where that is asked for; --raw exports the weights themselves."""
-
     def full(builder):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -27,7 +27,6 @@ def evaluate(run, *metrics, **changes):
 
 
 def test_each_metric_is_that_of_all_examples_at_once(run):
-    """Expected values are numpy's, over classes as they are counted in all 50 examples."""
     found = evaluate(run, SparseIoU(name="iou"), spread, SparseF1(name="f1"))
     features, labels = element_workloads.arrays("test")
     logits = jobs.toy_logits(jobs.variables(run), features)

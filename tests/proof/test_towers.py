@@ -167,11 +167,9 @@ def test_what_shows_nothing_is_said_so(change, why):
     assert not outcome.differs and outcome.relative is None
 
 
-def in_bfloat16(features, training):
-    return tf.cast(tf.cast(plain(features, training), tf.bfloat16), features.dtype)
-
-
-@pytest.mark.parametrize("network", [in_bfloat16, normalized])
+@pytest.mark.parametrize(
+    "network", [lambda x, training: tf.cast(tf.cast(plain(x, training), tf.bfloat16), x.dtype), normalized]
+)
 def test_a_sum_is_no_rounding_of_bfloat16_nor_a_matter_of_what_is_normalised(network):
     with pytest.raises(errors.GraphError, match="the loss is a sum over the batch"):
         compared(network, summed)

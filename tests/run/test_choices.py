@@ -65,7 +65,6 @@ def test_a_processor_is_known_by_its_flags(text, instructions, cpuinfo_path):
 
 
 def test_a_run_says_what_it_chose_and_keeps_it_elsewhere(cpuinfo_path, tmp_path, capsys):
-    """run.json, evaluation and export have what was resolved, and all workers of a cluster must have it in common."""
     options = dict(dtype="auto", max_steps=5, variable_update="mirrored")
     for flags, chosen in [("avx512_bf16", "bfloat16"), ("avx2", "float32")]:
         cpuinfo_path.write_text(cpuinfo(flags))

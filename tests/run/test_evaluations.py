@@ -44,7 +44,6 @@ def test_each_evaluation_looks_at_training_examples_too(tmp_path, capsys):
 
 
 def test_a_sample_of_the_training_examples_is_the_same_each_time(tmp_path, monkeypatch):
-    """And of a dataset in an order of its own as many."""
     monkeypatch.setattr(evaluations, "TRAINING_EXAMPLES", 30)
     jobs.train_toy(tmp_path / "fetched", max_steps=10, eval_every_steps=10)
     chosen = np.sort(np.random.default_rng(0).choice(96, 30, replace=False))
@@ -76,7 +75,6 @@ def test_the_last_step_is_evaluated_where_that_is_asked_for_and_no_run_that_is_s
 
 
 def test_what_chooses_looks_at_validation_examples_and_the_end_at_test_examples_too(tmp_path, capsys):
-    """20 of the 96 training examples; the best is theirs, and each split has curves of its own."""
     options = dict(validation_fraction=0.2, max_steps=20, eval_every_steps=10, keep_best=True, eval_at_end=True)
     jobs.train_toy(tmp_path, **options)
     found = jobs.read_json(tmp_path, "result.json")

@@ -98,7 +98,6 @@ def test_a_fault_of_the_evaluation_is_one_line_at_the_start(workload, message, t
 
 
 def test_evaluations_and_their_look_ahead_change_no_bit(toy_run, tmp_path, monkeypatch, capsys):
-    """Also of a network that gives more outputs than there are classes, which is told."""
     tried = []
     try_out = evaluator.Evaluator.try_out
     monkeypatch.setattr(evaluator.Evaluator, "try_out", lambda *a: (tried.append(a), try_out(*a)))

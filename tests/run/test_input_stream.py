@@ -23,7 +23,6 @@ def whole_run(tmp_path_factory):
 
 
 def test_a_killed_run_goes_on_as_if_nobody_had_killed_it(whole_run, tmp_path, capsys):
-    """Between two saves, in the middle of the third epoch."""
     options = OPTIONS | dict(max_steps=20, save_every_steps=15)
     killed = tmp_path / "killed"
     jobs.train_toy(tmp_path / "other", jobs.copy_after(17, tmp_path / "other", killed), **options)

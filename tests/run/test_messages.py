@@ -128,7 +128,6 @@ def test_examples_per_sec_covers_the_steps_of_all_towers_since_the_last_line_and
 
 
 def test_the_share_of_time_that_waits_for_input_is_told(tmp_path, capsys, monkeypatch):
-    """Of steps whose input takes most of the time, staged for devices or not; and not where it is fast."""
     for is_staged in (False, True):
         monkeypatch.setattr(transfer, "are_gpus", lambda devices, is_staged=is_staged: is_staged)
         jobs.train_toy(
@@ -142,7 +141,6 @@ def test_the_share_of_time_that_waits_for_input_is_told(tmp_path, capsys, monkey
 
 
 def test_there_is_a_line_every_ten_steps_and_one_of_the_last_step_of_a_start(tmp_path, capsys):
-    """Also of a resumed start of few steps, and of one that ends early."""
     options = dict(log_every_steps=10, save_every_steps=0)
     for last_step, expected in ((23, [10, 20, 23]), (29, [29])):
         jobs.train_toy(tmp_path / "long", max_steps=last_step, **options)

@@ -74,12 +74,8 @@ def test_a_skipped_step_counts_and_changes_no_variable(mode, tmp_path, capsys):
 
 def test_what_overflows_in_the_update_itself_is_not_saved(tmp_path):
     """A gradient of 1e30 is finite, 1e30 times the learning rate is not."""
-
-    def loss(logits, labels):
-        return 1e30 * toy_workload.WORKLOAD.loss(logits, labels)
-
     jobs.train_toy(tmp_path, max_steps=2)
-    workload = dataclasses.replace(toy_workload.WORKLOAD, loss=loss)
+    workload = dataclasses.replace(toy_workload.WORKLOAD, loss=lambda o, y: 1e30 * toy_workload.WORKLOAD.loss(o, y))
     with pytest.raises(errors.NonFiniteError, match="not finite after step 3: the update overflowed in hidden/.* more"):
         jobs.train_toy(tmp_path, workload=workload, max_steps=3, learning_rate=1e30)
     assert jobs.saved_steps(tmp_path) == [2]

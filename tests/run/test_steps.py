@@ -34,7 +34,6 @@ def test_functions_get_each_step_and_the_records_of_log_lines_and_evaluations_an
 
 @pytest.mark.parametrize("steps", [3, 20])
 def test_a_program_has_the_loop_over_the_steps_and_leaves_it_early(steps, toy_run, tmp_path, capsys):
-    """The run is saved, as at a signal, and goes on from there."""
     config = Config(**jobs.TOY | dict(train_dir=str(tmp_path), max_steps=20))
     for number, report in enumerate(training_steps("toy_workload", config), start=1):  # noqa: B007
         assert report.step == number

@@ -67,7 +67,6 @@ def test_the_best_checkpoint_is_kept_beyond_the_rotation_and_found_again(scripte
 def test_a_run_without_gain_stops_early_and_a_better_one_takes_its_place_also_after_restarts(
     scripted, tmp_path, capsys
 ):
-    """After step 10 nothing is better until step 30; at step 25, two epochs and a half are over."""
     options = OPTIONS | {"early_stopping_patience_epochs": 2.0, "keep_best": True}
     for max_steps in (23, 40):
         result = jobs.train_toy(tmp_path, **options | {"max_steps": max_steps})
@@ -92,7 +91,6 @@ def test_a_run_without_gain_stops_early_and_a_better_one_takes_its_place_also_af
 
 
 def test_a_run_killed_before_its_evaluation_does_it_first_of_all(scripted, tmp_path):
-    """Killed at the best, and where there is no gain for long enough."""
     options = OPTIONS | dict(keep_best=True, early_stopping_patience_epochs=2.0)
     for step in (10, 25):
         scripted.add(step)

@@ -58,9 +58,7 @@ def test_where_all_checkpoints_were_removed_the_run_does_not_start_over_unasked(
 
 
 def test_a_checkpoint_of_another_network_is_refused_with_the_variables_that_differ(run):
-    def linear(features, training):
-        return toy_workload.layer("softmax_linear", features, 3)
-
+    linear = lambda features, training: toy_workload.layer("softmax_linear", features, 3)  # noqa: E731
     before = jobs.contents(run)
     with pytest.raises(errors.RunError) as error:
         jobs.train_toy(run, max_steps=45, workload=dataclasses.replace(toy_workload.WORKLOAD, inference=linear))

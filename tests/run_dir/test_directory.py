@@ -105,7 +105,6 @@ def test_updates_of_several_writers_are_all_kept(tmp_path):
 
 @pytest.mark.parametrize("name", [b"a\nb", b"a\xff\xfeb", b"x" * 256])
 def test_a_train_dir_of_any_name_is_used_or_refused_in_one_line(name, tmp_path):
-    """Nothing is written but below it."""
     path = os.fsdecode(bytes(tmp_path) + b"/" + name)
     try:
         jobs.train_toy(path, max_steps=2, summary_every_steps=0)
@@ -152,7 +151,6 @@ def test_a_run_with_a_link_in_the_place_of_what_it_writes_is_refused(name, run, 
     ("content", "why"), [("[]", "it is no JSON object"), ('{"workload": "toy"}', "dataset is mis")]
 )
 def test_a_file_of_something_else_is_one_line(content, why, run):
-    """For a training and an evaluation, before they begin."""
     (run / "run.json").write_text(content)
     for function, options in ((evaluate, {}), (jobs.train_toy, dict(max_steps=60))):
         assert refusal(function, run, **options).startswith(f"{run / 'run.json'} cannot be read ({why}")

@@ -67,7 +67,6 @@ def test_training_begins_with_the_files_weights_and_leaves_frozen_ones_alone(run
 
 
 def test_evaluation_and_export_need_no_weights_file(run, data, weights, base, tmp_path):
-    """They give what Keras gives, run eagerly on the checkpoint's variables with the network's own preprocessing."""
     gone = weights.rename(weights.with_suffix(".gone"))
     try:
         [found] = tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir=str(run), raw=True))
