@@ -58,7 +58,6 @@ class Step(NamedTuple):
 
 
 def graph_of(name):
-    """Builds the training step of a case: what a user of its front would run."""
     if name in TRAINERS:
         return trainer_step(name, **TRAINERS[name])
     front, policy, gpus = FRONTS[name]

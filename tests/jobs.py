@@ -44,7 +44,6 @@ def train_toy(train_dir, at=None, workload="toy_workload", **options):
 
 
 def flags(**options):
-    """Options as words of a command line."""
     return [f"--{name}={value}" for name, value in options.items()]
 
 
@@ -73,7 +72,6 @@ def printed_command(line, cwd):
 
 
 def wait_for(condition):
-    """Returns as soon as condition() holds."""
     deadline = time.monotonic() + WAIT_SECS
     while not condition():
         assert time.monotonic() < deadline
@@ -102,7 +100,6 @@ class Program:
         return self._output.read()
 
     def wait_until(self, condition):
-        """Returns as soon as condition() holds, while the program is at work."""
         deadline = time.monotonic() + WAIT_SECS
         while not condition():
             assert self.process.poll() is None and time.monotonic() < deadline, self.output()
@@ -165,7 +162,6 @@ def read_json(train_dir, name):
 
 
 def metrics(train_dir):
-    """The records of the log lines."""
     records = [json.loads(line) for line in pathlib.Path(train_dir, "metrics.jsonl").read_text().splitlines()]
     return [record for record in records if "loss" in record]
 
@@ -189,7 +185,6 @@ def saved_step(train_dir):
 
 
 def saved_steps(train_dir):
-    """The steps of all checkpoints whose files are there."""
     return sorted(int(path.stem.rpartition("-")[2]) for path in pathlib.Path(train_dir).glob("model.ckpt-*.index"))
 
 

@@ -41,6 +41,5 @@ def forking():
 
 
 def trained_by(side):
-    """Returns the function of a Side, with its arguments."""
     module, _, function = side.train.partition(":")
     return functools.partial(getattr(importlib.import_module(module), function), **side.arguments)

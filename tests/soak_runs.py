@@ -225,7 +225,6 @@ class Run:
         self._draw.choice([self._kill, self._stop, self._sigterm])()
 
     def _count(self, phase):
-        """Returns a number that grows when the run comes to a phase."""
         lines = self._log.read_text().splitlines() if phase in ("at a first step", "at an evaluation") else []
         return {
             "at a start": self._starts,

@@ -35,7 +35,6 @@ OTHERS = set(  # of scripts and other programs
 
 
 def blocks(page):
-    """The pieces of Python of a page."""
     return re.findall(r"```python\n(.*?)```", PAGES[page], re.DOTALL)
 
 

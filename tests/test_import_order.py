@@ -49,7 +49,6 @@ def place(module):
 
 
 def is_upwards(module, imported):
-    """Returns whether one module may not import another."""
     if place(module) is None:
         rest = imported.partition(".")[2]
         return place(imported) is not None and rest not in OF_VOCABULARY and rest.partition(".")[0] not in OF_VOCABULARY

@@ -47,7 +47,6 @@ def make_environment(path):
 
 
 def installs(environment):
-    """Reads what pip was asked for."""
     calls = list(environment.glob("lib/python*/site-packages/pip/calls.jsonl"))
     return [json.loads(line)[-1] for path in calls for line in path.read_text().splitlines()]
 
@@ -278,7 +277,6 @@ def test_the_measurements_of_a_gpus_speed_run_on_small_numbers_anywhere(tmp_path
 
 
 def gpu_check(folder, *words, python=sys.executable, **variables):
-    """(status, output)"""
     environment = jobs.environment() | {"GPU_CHECK_PYTHON": str(python), "CUDA_VISIBLE_DEVICES": "-1"} | variables
     words = [jobs.ROOT / "scripts" / "gpu_check", f"--out={folder / 'a b'}", *words]
     done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

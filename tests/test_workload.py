@@ -22,7 +22,6 @@ from tower_train.options import DATA, Options, option
 
 @pytest.fixture
 def modules(tmp_path, monkeypatch):
-    """A directory of modules to import, as the current directory."""
     (tmp_path / "mine.py").write_text(
         "from tower_train import Workload\nWORKLOAD = Workload('a', None, None)\nOTHER = Workload('b', None, None)\n"
     )

@@ -93,7 +93,6 @@ def noting(workload):
 
 
 def assert_same(found, expected, tolerance=1e-9):
-    """Two results of `train`, but for rounding."""
     np.testing.assert_allclose(found[0], expected[0], rtol=tolerance)
     assert len(set(expected[0])) == len(expected[0]), "the loss stood still"
     assert found[1].keys() == expected[1].keys()

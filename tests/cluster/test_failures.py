@@ -24,8 +24,6 @@ def unreached(monkeypatch):
 
 
 class Watch:
-    """A detector whose time passes when told to."""
-
     def __init__(self, index=0, waits=False, sizes=None):
         self.seconds, self.index = 1000.0, index
         policy = Policy(TIMEOUT_SECS, START_TIMEOUT_SECS, waits, sizes)

@@ -11,8 +11,6 @@ SETTLE_SECS, START_TIMEOUT_SECS = 30.0, 1800.0
 
 
 class Chief:
-    """A rendezvous whose time passes when told to."""
-
     def __init__(self, sizes=(2, 4), **memory):
         self.seconds = 1000.0
         policy = Policy(SETTLE_SECS, START_TIMEOUT_SECS, sizes=sizes)

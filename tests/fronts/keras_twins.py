@@ -11,8 +11,6 @@ rng = np.random.default_rng(0)
 
 
 class Adds(layers.Layer):
-    """Adds function(inputs) to the loss."""
-
     def __init__(self, function):
         super().__init__()
         self.function = function

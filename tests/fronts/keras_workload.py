@@ -17,8 +17,6 @@ def images():
 
 
 def drawing(*layers):
-    """A network of layers before a dense one."""
-
     def make():
         inputs = outputs = keras.Input([SIZE, SIZE, 2])
         for layer in [*layers, keras.layers.Flatten, lambda: keras.layers.Dense(CLASSES)]:

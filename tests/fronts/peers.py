@@ -57,7 +57,6 @@ def put_ours_in_place(folder: pathlib.Path) -> None:
 
 
 def run(folder: pathlib.Path, file: str) -> int:
-    """Runs one file in this process."""
     import pytest
     import tensorflow as tf
 

@@ -108,7 +108,6 @@ def prepare():
 
 
 def joins(cls):
-    """Joins the rows that semisupervised_simclr.py compares with each other."""
     if cls.__name__ == "ContrastiveModel" and not hasattr(cls, "joined"):
         cls.joined, compare = True, cls.contrastive_loss
         cls.contrastive_loss = lambda self, *views: compare(self, *tower_train.steps.join(views))

@@ -89,7 +89,6 @@ LABELS = np.eye(3, dtype=np.float32)[rng.integers(0, 3, 24)]
 
 
 def dataset(x, y, batch):
-    """An input_fn."""
     return lambda: tf.data.Dataset.from_tensor_slices((x, y)).batch(batch)
 
 

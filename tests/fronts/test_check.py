@@ -68,8 +68,6 @@ def test_a_model_that_cannot_be_computed_in_float64_is_compared_in_its_own_dtype
 
 
 class Refusing(keras.layers.Layer):
-    """Refuses a dtype, which its model need not have been built in."""
-
     refused = None
 
     def call(self, inputs):

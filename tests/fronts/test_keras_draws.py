@@ -42,8 +42,6 @@ def masks_of(build, steps=1, **options):
 
 
 def each_alone(*layers):
-    """A model whose outputs are those of each layer."""
-
     def make():
         inputs = keras.Input([SIZE, SIZE, 2])
         return keras.Model(inputs, [layer()(inputs) for layer in layers])

@@ -133,8 +133,6 @@ def test_a_model_made_elsewhere_begins_with_its_values(examples):
 
 
 def freezing(count):
-    """The small network, whose first `count` layers are frozen."""
-
     def make():
         model = small()
         for layer in model.layers[:count]:
@@ -218,7 +216,6 @@ def test_constraints_hold_after_a_step(examples):
 
 
 def ending_in(*before):
-    """A network of layers before a dense one, of flat images."""
     inputs = [keras.Input([SIZE, SIZE, 2]), keras.layers.Flatten()]
     return lambda: keras.Sequential([*inputs, *(make() for make in before), keras.layers.Dense(CLASSES)])
 

@@ -41,8 +41,6 @@ def network(*middle, last=3, activation=None):
 
 
 class OwnStep(keras.Model):
-    """A step of the program's own."""
-
     def train_step(self, data):
         x, y = data
         with tf.GradientTape() as tape:
@@ -69,8 +67,6 @@ class Ragged(keras.Model):
 
 
 class Positions(layers.Layer):
-    """Adds an embedding of positions."""
-
     def build(self, shape):
         self.embedding = layers.Embedding(shape[1], 1)
         self.embedding.build([shape[1]])

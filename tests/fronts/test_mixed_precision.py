@@ -18,7 +18,6 @@ FIRST, STEPS = 2.0**24, 12  # of which the first overflow
 
 @pytest.fixture
 def policy():
-    """Sets Keras' global policy for this test."""
     yield keras.config.set_dtype_policy
     keras.config.set_dtype_policy("float32")
 

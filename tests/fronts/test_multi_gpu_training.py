@@ -129,8 +129,6 @@ def test_compiled_towers_train_what_others_train(float64):
 
 
 class Measures(layers.Layer):
-    """Updates a metric with function(inputs)."""
-
     def __init__(self, function, metric):
         super().__init__()
         self.function, self.measured = function, metric

@@ -34,7 +34,6 @@ def reports(outputs):
 
 
 def named(reports, name):
-    """Over workers, the report of this name."""
     return [next(report for report in own if report.get("name") == name) for own in reports]
 
 

@@ -37,7 +37,6 @@ WORKLOAD = Workload("linear", lambda request: None, network, loss)
 
 @pytest.fixture
 def soon(monkeypatch):
-    """Lets the scale grow after three steps."""
     monkeypatch.setattr(loss_scale, "STEPS_TO_DOUBLE", 3)
 
 

@@ -242,8 +242,6 @@ def test_a_workload_or_an_option_that_cannot_be_is_one_line(kind, words, fields,
 
 
 def toy(change):
-    """The toy workload with change(hidden) between its two layers."""
-
     def network(features, training):
         hidden = change(toy_workload.layer("hidden", features, 8))
         return toy_workload.layer("softmax_linear", hidden, 3)

@@ -15,7 +15,6 @@ COUNTS = np.append(np.arange(0, 2000, 7), [399, 400, 1099, 1100])
 
 
 def rates(counts, num_examples=NUM_EXAMPLES, **options):
-    """The learning rate after each number of examples."""
     with tf.Graph().as_default(), v1.Session() as session:
         seen = v1.placeholder(tf.int64, [])
         rate = schedule.learning_rate(Config(**options), num_examples, seen)

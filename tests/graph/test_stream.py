@@ -16,7 +16,6 @@ v1 = tf.compat.v1
 
 
 def shuffled(num_examples, seed):
-    """The order of so many examples."""
     return AllExamples(Examples.from_arrays("numbered", np.arange(num_examples), np.arange(num_examples)), seed)
 
 

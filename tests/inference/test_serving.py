@@ -172,7 +172,6 @@ def test_export_writes_into_the_train_dir_and_never_over_a_folder(command, refus
 
 
 def logits_of(folder):
-    """Runs an exported network on ones."""
     served = tf.saved_model.load(str(folder)).signatures["serving_default"]
     return served(features=tf.ones([1, 4]))["logits"].numpy()
 

@@ -103,7 +103,6 @@ def application(name):
 
 
 def examples(inputs):
-    """Images, numbers or words of three classes, as a model takes them."""
     rng, labels = np.random.default_rng(0), np.arange(48) % 3
     shape = [48, *inputs.shape[1:]]
     if inputs.dtype == "int64":

@@ -25,7 +25,6 @@ ELASTIC = dict(elastic="1:2", worker_hosts="a:1,b:1", task_index=0, train_dir="x
 
 @pytest.fixture
 def cpuinfo_path(tmp_path, monkeypatch):
-    """The file that describes the processor; nothing lies there yet."""
     monkeypatch.setattr(host, "CPUINFO", tmp_path / "cpuinfo")
     return host.CPUINFO
 

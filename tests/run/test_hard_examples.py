@@ -71,7 +71,6 @@ OPTIONS |= dict(check_towers="never", summary_every_steps=0, check_data=False)
 
 
 def train(folder, steps, workload=WORKLOAD, **options):
-    """Returns the numbers of a run's examples [steps, batch], and its weights."""
     config = Config(**OPTIONS | dict(train_dir=str(folder), max_steps=steps) | options)
     with noting() as numbers:
         tower_train.train(workload, config)

@@ -72,7 +72,6 @@ DATA, INDEX = "data-00000-of-00001", "index"
 
 @pytest.fixture
 def saved(tmp_path):
-    """A directory with checkpoints of steps 5 and 10."""
     saving.save(tmp_path, 5, 10)
     return tmp_path
 
