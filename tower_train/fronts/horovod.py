@@ -109,12 +109,11 @@ def allreduce(
     if op not in (Average, Sum):
         raise errors.GraphError(f"allreduce(op={op!r}): values are averaged or added. Take Average or Sum.")
     tensor, cluster = tf.convert_to_tensor(tensor), program.current()
-    if cluster.size == 1:
-        return tf.identity(tensor)
     sent = tensor if compression is None or not tensor.dtype.is_floating else tf.cast(tensor, compression)
-    name = f"allreduce {name or 'number'}"
-    name = f"{name} {Keys.of(v1.get_default_graph()).count(name)}"
-    meaning = f"{op} of {described(tensor.dtype, tensor.shape)}"
-    with v1.name_scope("allreduce"), cluster.operations({name: meaning}):
-        result = collectives.reduce(tf.identity(sent), cluster.size, name, "Div" if op == Average else "Id")
-    return tf.cast(result, tensor.dtype)
+    if cluster.size > 1:
+        name = f"allreduce {name or 'number'}"
+        name = f"{name} {Keys.of(v1.get_default_graph()).count(name)}"
+        meaning = f"{op} of {described(tensor.dtype, tensor.shape)}"
+        with v1.name_scope("allreduce"), cluster.operations({name: meaning}):
+            sent = collectives.reduce(tf.identity(sent), cluster.size, name, "Div" if op == Average else "Id")
+    return tf.cast(sent, tensor.dtype)
