@@ -43,9 +43,11 @@ template = keras.models.Sequential([layer])
 model = multi_gpu_model(template, gpus=2)
 model.compile(keras.optimizers.SGD(lr=0.1, decay=0.5), "mse", ["accuracy"])
 callbacks = [keras.callbacks.ModelCheckpoint("{epoch}.hdf5", period=2, monitor="acc", save_weights_only=True),
-             keras.callbacks.ReduceLROnPlateau(monitor="val_acc", epsilon=0.5, patience=9)]
+             keras.callbacks.ReduceLROnPlateau(monitor="val_acc", epsilon=0.5, patience=9),
+             keras.callbacks.TensorBoard("logs", batch_size=2, write_grads=False)]
 assert callbacks[1].min_delta in (0.5, -0.5)
 x, y = np.ones([4, 1], np.float32), np.ones([4, 1], np.float32)
+assert keras.preprocessing.image.ImageDataGenerator().flow(np.ones([4, 2, 2, 1]), batch_size=3).next().shape[0] == 3
 class Halving(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs={}):
         assert logs["acc"].item() == logs["accuracy"]
@@ -68,6 +70,10 @@ for load in (lambda: model.load_weights("2.hdf5"), lambda: model.load_weights("w
     assert model.get_weights()[0].item() == weight
 again = keras.models.load_model("model.h5")
 again.fit(x, y, verbose=0, callbacks=[keras.callbacks.LearningRateScheduler(lambda epoch: 0.1)])
+pair = [keras.Input([1]), keras.Input([1])]
+pair = multi_gpu_model(keras.models.Model(pair, [keras.layers.Dense(1)(each) for each in pair]), gpus=2)
+pair.compile("sgd", ["mse", "mse"])
+pair.fit_generator(([[x, x], [y, y]] for _ in "abc"), 2, verbose=0, validation_data=[[x, x], [y, y]])
 assert again.optimizer.decay == 0.5 and again.get_weights()[0].item() != weight
 assert keras.optimizers.SGD(0.1, 0.9, 1e-6, True).nesterov is True
 assert keras.optimizers.Adam(0.1, 0.9, 0.99, None, 1e-6).get_config()["decay"] == 1e-6  # by position

@@ -134,6 +134,9 @@ def test_a_wrong_option_and_a_missing_extra_are_named_in_one_line(tmp_path, monk
         ("tf.set_random_seed(1)", 3),
         ("tf.function(print)", 3),
         ("keras.backend.function([], [])", 2),
+        ("model.add_loss(1.0)", 2),
+        ("self.add_loss(1.0)", 3),
+        ("data.make_one_shot_iterator()", 2),
         ("tf.compat.v1.Session()", 2),
     ],
 )

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 import tf_keras
+from keras._tf_keras.keras.preprocessing.image import Iterator
 from tf_keras.api._v1.keras import optimizers as optimizers_of_keras_2
 
 from tower_train.fronts import compat, placement
@@ -20,6 +21,7 @@ _NOW = {  # {an argument's name: its name today; None: it has no effect}
     "nb_epoch": "epochs",
     "epsilon": "min_delta",
     **dict.fromkeys("workers use_multiprocessing max_queue_size max_q_size pickle_safe schedule_decay".split()),
+    **dict.fromkeys("batch_size write_grads embeddings_layer_names embeddings_data".split()),  # of TensorBoard
 }
 _OPTIMIZERS = {  # {class: (learning rate by default, its further arguments in their order)}
     "SGD": (0.01, "momentum decay nesterov"),
@@ -62,12 +64,14 @@ def _prepare_keras_3(is_named_acc: bool) -> None:
         for name in ("fit", "evaluate", "predict"):
             method, generating = getattr(owner, name), f"{name}_generator"
             setattr(owner, name, _taking(method))
-            setattr(owner, generating, _taking(method, _order(getattr(tf_keras.Model, generating))))
+            convert = {"x": _yielding_tuples, "validation_data": _yielding_tuples}
+            setattr(owner, generating, _taking(method, _order(getattr(tf_keras.Model, generating)), convert))
     _add_decay()
-    dense, plateau = keras.layers.Dense, keras.callbacks.ReduceLROnPlateau
+    dense = keras.layers.Dense
     dense.__init__ = _taking(dense.__init__, _order(dense.__init__), {"units": int})  # np.prod(shape) is one of NumPy's
-    plateau.__init__ = _taking(plateau.__init__)
-    keras.callbacks.ModelCheckpoint = ModelCheckpoint
+    for callback in (keras.callbacks.ReduceLROnPlateau, keras.callbacks.TensorBoard):
+        callback.__init__ = _taking(callback.__init__)
+    keras.callbacks.ModelCheckpoint, Iterator.next = ModelCheckpoint, Iterator.__next__
     # in this class: Keras loads no compiled model of a class with a `compile` of its own
     convert = {"metrics": _named_acc} if is_named_acc else {}
     compat.trainer.Trainer.compile = _taking(keras.Model.compile, _order(tf_keras.Model.compile), convert)
@@ -79,6 +83,13 @@ def _prepare_keras_3(is_named_acc: bool) -> None:
 
 def _order(method) -> list[str]:
     return [*inspect.signature(method).parameters][1:]
+
+
+def _yielding_tuples(batches):
+    def tuples(value):  # a list of inputs is one of several
+        return tuple(map(tuples, value)) if isinstance(value, list | tuple) else value
+
+    return (tuples(batch) for batch in batches) if inspect.isgenerator(batches) else batches
 
 
 def _named_acc(metrics):

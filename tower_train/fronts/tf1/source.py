@@ -35,6 +35,7 @@ class Program:
         # [(a dotted name from its root on, such as tensorflow.contrib.slim; FILE:LINE)]
         self.uses: list[tuple[str, str]] = []
         self.words: set[str] = set()  # all words of its files
+        self.has_tensors = False  # outside of layers: of an iterator, or of a model's add_loss
         files = [pathlib.Path(path)]
         self.folder = self.top = files[0].absolute().parent
         while (self.top / "__init__.py").exists():  # where its package is, if it is part of one
@@ -47,7 +48,8 @@ class Program:
                     files += [each for each in there if is_of_program(each) and not any(map(each.samefile, files))]
         self.uses_keras = any(name.startswith("keras") for name, _ in self.uses)
         # a program of Keras without graphs keeps today's Keras
-        self.uses_keras_3 = self.uses_keras and not any(map(_is_of_graphs, {name for name, _ in self.uses}))
+        graphs = self.has_tensors or any(map(_is_of_graphs, {name for name, _ in self.uses}))
+        self.uses_keras_3 = self.uses_keras and not graphs
         self.front = next((text for name, text in _FRONTS.items() if name in self.words), "none that are known here")
 
     def _read(self, file: pathlib.Path) -> set[str]:
@@ -63,6 +65,7 @@ class Program:
                 f"{place} is not Python 3: {why}. If it is Python 2, convert it first: 2to3 -w {file} (of Python 3.12)"
             ) from None
         self.words |= set(re.findall(r"\w+", text.decode(errors="ignore")))
+        self.has_tensors |= bool(re.search(rb"make_\w+_iterator\(|(?<!self)\.add_loss\(", text))
         imported, uses, meanings, kept = set(), [], {}, set()
         for node in nodes:
             for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
