@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tower_train.config import Config
-from tower_train.graph import devices, session, step_plan, stream, training
+from tower_train.graph import devices, step_plan, stream, training
 from tower_train.graph.devices import HOST
 from tower_train.graph.layout import Layout
 from tower_train.run.plan import plan_trial
@@ -23,7 +23,7 @@ def opened(workload, examples, **options):
     """
     config: Config = workload.config(**({"device": "cpu", "summary_every_steps": 0} | options))
     built = training.build_step(plan_trial(workload, config, examples)[0])
-    with session.opened(built) as opened, built.graph.as_default():
+    with training.opened(built) as opened, built.graph.as_default():
         yield built, opened
 
 

@@ -50,8 +50,8 @@ def suggested(rates: np.ndarray, losses: np.ndarray) -> float | None:
 
 def range_test(workload, config: Config, steps: int = _STEPS) -> tuple[np.ndarray, np.ndarray]:
     """Trains with growing rates; returns (rates, smoothed losses)."""
-    from tower_train.graph import session, step_failures
-    from tower_train.graph.training import build_step
+    from tower_train.graph import step_failures
+    from tower_train.graph.training import build_step, opened
     from tower_train.run.plan import plan_trial
 
     config = dataclasses.replace(
@@ -67,11 +67,11 @@ def range_test(workload, config: Config, steps: int = _STEPS) -> tuple[np.ndarra
         step_failures.explained(
             examples, workload.name, tower_batch=config.tower_batch, accumulate_steps=config.accumulate_steps
         ),
-        session.opened(built) as opened,
+        opened(built) as session,
         console.ProgressBar(0, steps) as bar,
     ):
         for step, rate in enumerate(rates, start=1):
-            loss = float(opened.run(built.report, {built.report.learning_rate: rate}).data_loss)
+            loss = float(session.run(built.report, {built.report.learning_rate: rate}).data_loss)
             if not math.isfinite(loss) or has_diverged([*losses, loss]):
                 break
             losses.append(loss)

@@ -10,7 +10,8 @@ import trainings
 import values
 
 from tower_train import Examples, keras_network, mean_squared_error, softmax_cross_entropy
-from tower_train.graph import class_weights, devices
+from tower_train.graph import devices
+from tower_train.graph.step_plan import parse_class_weights
 from tower_train.inference.evaluator import Evaluator
 
 CLASSES, STEPS, RATE = ("often", "at times", "rarely"), 5, 0.5
@@ -95,7 +96,7 @@ def test_losses_of_several_numbers_are_weighed_by_example():
 
 
 def test_classes_without_an_example_or_without_labels_at_hand_count_as_others():
-    weights = class_weights.parse("balanced", examples(labels=np.array([0] * 9 + [2] * 3)))
+    weights = parse_class_weights("balanced", examples(labels=np.array([0] * 9 + [2] * 3)))
     np.testing.assert_allclose(weights, [12 / (2 * 9), 1, 12 / (2 * 3)])
     names_only = dataclasses.replace(examples(), labels=None)
-    np.testing.assert_array_equal(class_weights.parse("rarely:2,0:0.5", names_only), [0.5, 1, 2])
+    np.testing.assert_array_equal(parse_class_weights("rarely:2,0:0.5", names_only), [0.5, 1, 2])

@@ -19,7 +19,7 @@ from tower_train.bench import attribution, comparison, trainer
 from tower_train.bench.attribution import Breakdown, Operation
 from tower_train.bench.sides import BenchmarkOptions
 from tower_train.examples import DataRequest
-from tower_train.graph import record, session, training
+from tower_train.graph import record, training
 from tower_train.run.plan import plan_trial
 
 v1 = tf.compat.v1
@@ -96,8 +96,8 @@ def _opened(workload: tower_train.Workload, **options) -> Iterator[tuple[record.
     """Builds a training as a run does, in a session, ready for its first step."""
     plan, _ = plan_trial(workload, workload.config(**({"summary_every_steps": 0, "keep_hardest": None} | options)))
     built = training.build_step(plan)
-    with session.opened(built) as opened:
-        yield built, opened
+    with training.opened(built) as session:
+        yield built, session
 
 
 def _timed(one_step: Callable[[], object], seconds: float) -> float:

@@ -12,8 +12,9 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.data.arrays import outside_graph
 from tower_train.fronts import compat
-from tower_train.graph import context, getters
+from tower_train.graph import context
 from tower_train.graph.devices import HOST
+from tower_train.graph.variables import variable_dtype
 
 v1 = tf.compat.v1
 
@@ -41,7 +42,7 @@ def build_isolated(work: Callable[[keras.StatelessScope | None], Any], dtype: st
 
 def kept_in(dtype: str) -> str:
     """Returns the dtype of variables for arithmetic in this one."""
-    return getters.variable_dtype(tf.as_dtype(dtype)).name
+    return variable_dtype(tf.as_dtype(dtype)).name
 
 
 def floatx(dtype: str):

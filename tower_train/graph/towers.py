@@ -12,10 +12,9 @@ from tower_train import errors, normalization, user_functions
 from tower_train.examples import Examples, Mixed, Tensors, Weighted
 from tower_train.graph import context, xla
 from tower_train.graph.draws import Draws
-from tower_train.graph.getters import seeded, variable_dtype
 from tower_train.graph.layout import Tower
 from tower_train.graph.step_plan import StepPlan
-from tower_train.graph.variables import Variables
+from tower_train.graph.variables import Variables, seeded, variable_dtype
 from tower_train.measures import classification_metrics, softmax_cross_entropy
 from tower_train.workload import Workload
 

@@ -13,10 +13,10 @@ import tensorflow as tf
 
 from tower_train.config import Config
 from tower_train.examples import Examples
-from tower_train.graph import devices, session
+from tower_train.graph import devices
 from tower_train.graph.random_state import ancestors, source_line
 from tower_train.graph.step_plan import plan_step
-from tower_train.graph.training import build_step
+from tower_train.graph.training import build_step, opened
 from tower_train.proof.comparison import LOSS, STEPS, Arrays, Values, wide
 from tower_train.workload import Workload
 
@@ -58,19 +58,19 @@ class Trial:
     def session(self, begin: Arrays) -> Iterator[v1.Session]:
         """Opens a session. begin: values of variables; others have initial ones, at step 0."""
 
-        def set_variables(opened: v1.Session) -> None:
-            opened.run([variable.initializer for variable in self.built.saved.variables])
-            self._assign(opened, begin)
+        def set_variables(session: v1.Session) -> None:
+            session.run([variable.initializer for variable in self.built.saved.variables])
+            self._assign(session, begin)
 
-        with session.opened(self.built, set_variables) as opened:
-            yield opened
+        with opened(self.built, set_variables) as session:
+            yield session
 
     def train(self, begin: Arrays) -> Iterator[Values]:
         """Does the steps of a comparison, as its `Training`."""
-        with self.session(begin) as opened:
-            yield Values({}, {}, opened.run(self._before))
+        with self.session(begin) as session:
+            yield Values({}, {}, session.run(self._before))
             for _ in range(STEPS):
-                yield opened.run(self._after)
+                yield session.run(self._after)
 
 
 def setter(variables: Mapping[str, tf.Variable]) -> Callable[[v1.Session, Arrays], None]:

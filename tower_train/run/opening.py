@@ -10,8 +10,7 @@ from tower_train.cluster.membership import Membership
 from tower_train.console import ProgressBar, enumeration, say
 from tower_train.graph import step_failures, summaries
 from tower_train.graph.record import TrainingGraph
-from tower_train.graph.session import opened
-from tower_train.graph.training import build_step
+from tower_train.graph.training import build_step, opened
 from tower_train.proof.towers import compare_towers, is_due
 from tower_train.run import actions, data_check, messages, saving
 from tower_train.run.evaluations import Evaluations
