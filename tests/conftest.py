@@ -15,7 +15,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import forked  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
-import shared  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from tower_train.options import command_line  # noqa: E402
@@ -51,6 +50,7 @@ def pytest_collection_finish():
 def cifar10_dir(tmp_path_factory):
     """A directory with all of CIFAR-10's files, of 40 records each: labels 0 to 9 and pixels at random. Only for
     reading: copy it to damage it."""
+    import jobs
 
     def write(directory):
         for seed, name in enumerate([*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]):
@@ -59,7 +59,7 @@ def cifar10_dir(tmp_path_factory):
             records[:, 0] = rng.integers(0, 10, 40)
             records.tofile(directory / name)
 
-    return shared.once(tmp_path_factory, "cifar10", write)
+    return jobs.once(tmp_path_factory, "cifar10", write)
 
 
 @pytest.fixture(scope="session")
@@ -138,5 +138,5 @@ def cifar10_run(cifar10_command, tmp_path_factory):
         assert process.returncode == 0, process.stderr
         (folder / "output.json").write_text(json.dumps(vars(process)))
 
-    folder = shared.once(tmp_path_factory, "cifar10 run", run)
+    folder = jobs.once(tmp_path_factory, "cifar10 run", run)
     return folder / "train dir", subprocess.CompletedProcess(**json.loads((folder / "output.json").read_text()))

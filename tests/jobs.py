@@ -1,5 +1,6 @@
 """Starting runs, in this process and in others, and reading what they leave behind."""
 
+import fcntl
 import itertools
 import json
 import os
@@ -18,7 +19,9 @@ from tensorboard.backend.event_processing import event_accumulator
 
 from tower_train import Config, train
 from tower_train.run import training
+from tower_train.run_dir import checkpoint
 
+v1 = tf.compat.v1
 TESTS = pathlib.Path(__file__).parent
 ROOT = TESTS.parent
 ENDLESS = 1_000_000  # steps that no test waits for
@@ -106,7 +109,7 @@ class Program:
             time.sleep(0.01)
 
 
-class At(tf.compat.v1.train.SessionRunHook):
+class At(v1.train.SessionRunHook):
     """Calls functions with the SessionRunContext after steps of an Estimator: {step: function}."""
 
     def __init__(self, actions):
@@ -117,7 +120,7 @@ class At(tf.compat.v1.train.SessionRunHook):
         self._actions.get(self._step, lambda _: None)(run_context)
 
 
-class Fetching(tf.compat.v1.train.SessionRunHook):
+class Fetching(v1.train.SessionRunHook):
     """Notes in `found` the results of find(), which names tensors of the graph, over steps."""
 
     def __init__(self, find):
@@ -127,7 +130,7 @@ class Fetching(tf.compat.v1.train.SessionRunHook):
         self._fetches = self._find()
 
     def before_run(self, run_context):
-        return tf.compat.v1.train.SessionRunArgs(self._fetches)
+        return v1.train.SessionRunArgs(self._fetches)
 
     def after_run(self, run_context, run_values):
         self.found.append(run_values.results)
@@ -218,3 +221,30 @@ def events(folder):
 def contents(folder):
     """{path: bytes} of all files in a folder, but for the lock, to see that nothing was changed."""
     return {p: p.read_bytes() for p in pathlib.Path(folder).rglob("*") if p.is_file() and p.name != ".lock"}
+
+
+def save_checkpoints(folder, *steps, keep=0):
+    """Saves checkpoints of three variables, the same at every step but for global_step; returns the last one's path."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        step = v1.get_variable("global_step", [], tf.int64, v1.zeros_initializer())
+        layers = [v1.get_variable(f"layer{i}/weights", initializer=np.arange(300.0, dtype="f") * i) for i in range(2)]
+        checkpoints = checkpoint.Checkpoints(folder, [step, *layers], keep)
+        session.run(v1.global_variables_initializer())
+        for number in steps:
+            session.run(step.assign(number))
+            path = checkpoints.save(session, number)
+    return path
+
+
+def once(tmp_path_factory, name, make):
+    """A folder of this test run that make(folder) has filled, in whichever of pytest-xdist's processes came first."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    made = folder.with_name(f"{name}.made")
+    with open(folder.with_name(f"{name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            folder.mkdir()  # fails where another process began, and failed
+            make(folder)
+            made.touch()
+    return folder

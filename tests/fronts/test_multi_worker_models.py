@@ -7,7 +7,6 @@ import clusters
 import jobs
 import numpy as np
 import pytest
-import shared
 from keras_examples import EXAMPLES
 
 ROUNDING = 1e-9
@@ -24,7 +23,7 @@ def outputs(tmp_path_factory):
         assert statuses == [138, -9], outputs
         (folder / "outputs.json").write_text(json.dumps(outputs))
 
-    return json.loads((shared.once(tmp_path_factory, "two workers", train) / "outputs.json").read_text())
+    return json.loads((jobs.once(tmp_path_factory, "two workers", train) / "outputs.json").read_text())
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import os
 import jobs
 import numpy as np
 import pytest
-import saving
 import tensorflow as tf
 import toy_workload
 
@@ -35,10 +34,10 @@ def test_the_newest_checkpoints_are_kept_also_across_a_resume(keep_at_first, kee
     mine = [tmp_path / "notes.txt", tmp_path / "model.ckpt-5.old"]  # which nothing deletes
     for path in mine:
         path.write_text("mine")
-    saving.save(tmp_path, 5, 10, 15, 20, 25, keep=keep_at_first)
+    jobs.save_checkpoints(tmp_path, 5, 10, 15, 20, 25, keep=keep_at_first)
     kept = [5, 10, 15, 20, 25][-keep_at_first:]
     assert jobs.saved_steps(tmp_path) == _listed(tmp_path) == kept
-    saving.save(tmp_path, 30, 35, 40, 45, 50, keep=keep_then)
+    jobs.save_checkpoints(tmp_path, 30, 35, 40, 45, 50, keep=keep_then)
     kept = (kept + [30, 35, 40, 45, 50])[-keep_then:]
     assert jobs.saved_steps(tmp_path) == _listed(tmp_path) == kept
     assert [path.read_text() for path in mine] == ["mine"] * 2
@@ -72,7 +71,7 @@ DATA, INDEX = "data-00000-of-00001", "index"
 
 @pytest.fixture
 def saved(tmp_path):
-    saving.save(tmp_path, 5, 10)
+    jobs.save_checkpoints(tmp_path, 5, 10)
     return tmp_path
 
 

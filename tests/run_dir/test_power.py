@@ -10,8 +10,8 @@ import shutil
 import stat
 import types
 
+import jobs
 import pytest
-import saving
 import tensorflow as tf
 
 from tower_train.config import Config
@@ -97,7 +97,7 @@ def in_states(disk, folder, name, look):
 def test_a_checkpoint_and_the_list_of_them(run, tmp_path, monkeypatch):
     disk = Disk(run, monkeypatch)
     for step in (5, 10, 15):
-        saving.save(run, step, keep=1)
+        jobs.save_checkpoints(run, step, keep=1)
         disk.saved = step
         disk.note()
     monkeypatch.undo()
@@ -118,7 +118,7 @@ def test_the_best_checkpoint_and_the_file_that_names_it(run, tmp_path, monkeypat
     disk, compared = Disk(run, monkeypatch), best.Best(directory.RunDirectory(run), config, 16, 0)
     for step, value in ((5, 0.5), (10, 0.4), (15, 0.6), (20, 0.7)):
         metrics = {"precision": Metric(value, mode="max")}
-        compared.note(types.SimpleNamespace(step=step, metrics=metrics), saving.save(run, step, keep=1))
+        compared.note(types.SimpleNamespace(step=step, metrics=metrics), jobs.save_checkpoints(run, step, keep=1))
         disk.saved = step if step != 10 else 5
         disk.note()
     monkeypatch.undo()
