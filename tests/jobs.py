@@ -120,22 +120,6 @@ class At(v1.train.SessionRunHook):
         self._actions.get(self._step, lambda _: None)(run_context)
 
 
-class Fetching(v1.train.SessionRunHook):
-    """Notes in `found` the results of find(), which names tensors of the graph, over steps."""
-
-    def __init__(self, find):
-        self.found, self._find = [], find
-
-    def begin(self):
-        self._fetches = self._find()
-
-    def before_run(self, run_context):
-        return v1.train.SessionRunArgs(self._fetches)
-
-    def after_run(self, run_context, run_values):
-        self.found.append(run_values.results)
-
-
 def stop_at(step):
     """A session hook that asks for the end of the training."""
     return At({step: lambda run_context: run_context.request_stop()})

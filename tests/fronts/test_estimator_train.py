@@ -35,10 +35,19 @@ def test_towers_train_the_weights_of_one_device_on_their_joined_batches(tmp_path
 
 
 def test_hooks_find_the_first_towers_tensors_by_the_models_own_names_and_end_the_training(tmp_path):
-    losses, data = jobs.Fetching(lambda: "squared_error:0"), lambda: input_fn(epochs=None)
-    estimator = make(tmp_path, 2, save_summary_steps=1).train(data, hooks=[losses, jobs.stop_at(2)])
-    assert losses.found[0] == pytest.approx(np.mean(Y[:BATCH] ** 2))  # at weights 0
-    assert estimator.get_variable_value("global_step") == len(losses.found) == 2
+    losses = []
+
+    class Fetches(v1.train.SessionRunHook):
+        def before_run(self, run_context):
+            return v1.train.SessionRunArgs("squared_error:0")
+
+        def after_run(self, run_context, run_values):
+            losses.append(run_values.results)
+
+    hooks = [Fetches(), jobs.stop_at(2)]
+    estimator = make(tmp_path, 2, save_summary_steps=1).train(lambda: input_fn(epochs=None), hooks=hooks)
+    assert losses[0] == pytest.approx(np.mean(Y[:BATCH] ** 2))  # at weights 0
+    assert estimator.get_variable_value("global_step") == len(losses) == 2
     shown = jobs.events(tmp_path)
     assert shown.Tags()["scalars"] == ["loss"]
     assert shown.Scalars("loss")[0].value == pytest.approx(np.mean(Y[: 2 * BATCH] ** 2))  # the mean over towers
