@@ -43,7 +43,8 @@ def test_a_module_of_the_current_directory_is_found_and_its_own_mistakes_are_not
     ("path", "words"),
     [
         *((path, "there is no module ") for path in ("no_such", "cifar10.no_such", "", ".cifar10", ":X", "a-b")),
-        ("a/b.py", "Did you mean a.b?"),
+        *((path, "Did you mean a.b?") for path in ("a/b.py", "./a/b", "a/b.py:X")),
+        ("../a/b.py", "there is no module '../a/b.py' to import. Give"),
         ("mine:NONE", "mine has no tower_train.Workload named NONE. Define one"),
         ("json", "json has no tower_train.Workload named WORKLOAD. Define one"),
     ],

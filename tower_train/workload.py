@@ -205,7 +205,7 @@ def load(path: str, train_dir: str | None = None, run_json: Mapping[str, Any] | 
         take_ours(attribute or "WORKLOAD")
     try:
         files = _module_files(module_name)
-        if train_dir:
+        if train_dir and os.path.isdir(train_dir):
             _refuse_if_in_run(path, files, train_dir)
         if run_json is not None:
             _refuse_if_foreign(path, files[-1] if files else "no file", train_dir, run_json)
@@ -213,11 +213,11 @@ def load(path: str, train_dir: str | None = None, run_json: Mapping[str, Any] | 
     except ModuleNotFoundError as error:
         if error.name != module_name and not module_name.startswith(f"{error.name}."):
             raise
-        script = path.removesuffix(".py").replace("/", ".")
-        meant = f" Did you mean {script}?" if path.endswith(".py") else ""
+        script = os.path.relpath(module_name.removesuffix(".py") or ".").replace("/", ".")
+        meant = "" if script == module_name or script.startswith(".") else f"Did you mean {script}? "
         raise errors.ConfigError(
-            f"--workload={path}: there is no module {error.name!r} to import.{meant} Give an import path such as "
-            "cifar10, my_package.my_module or my_module:NAME, importable from the current directory or PYTHONPATH."
+            f"--workload={path}: there is no module {error.name or module_name!r} to import. {meant}Give an import "
+            "path such as cifar10, my_package.my_module or my_module:NAME, from the current directory or PYTHONPATH."
         ) from None
     workload = getattr(module, attribute or "WORKLOAD", None)
     if not isinstance(workload, Workload):

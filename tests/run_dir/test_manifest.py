@@ -76,10 +76,17 @@ def test_another_learning_rate_is_allowed_and_noted(run, capsys):
 def test_a_checkpoint_without_run_json_is_refused_unless_overridden(run):
     (run / "run.json").unlink()
     before = jobs.contents(run)
-    with pytest.raises(errors.RunError, match=f"{run} holds a checkpoint .*model.ckpt-40.* but no run.json"):
+    with pytest.raises(errors.RunError, match=f"{run} holds .*model.ckpt-40 but no run.json"):
         jobs.train_toy(run, max_steps=45)
     assert jobs.contents(run) == before
     assert jobs.train_toy(run, max_steps=45, override=True).step == 45
+
+
+def test_metrics_without_run_json_are_not_written_over(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("of another program")
+    with pytest.raises(errors.RunError, match=r"metrics.jsonl but no run.json.*--override to replace that file"):
+        jobs.train_toy(tmp_path, max_steps=1)
+    assert jobs.contents(tmp_path) == {tmp_path / "metrics.jsonl": b"of another program"}
 
 
 def test_run_json_names_the_data_from_any_directory(tmp_path, monkeypatch):

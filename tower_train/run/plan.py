@@ -130,10 +130,11 @@ def _newest_checkpoint(run_dir: directory.RunDirectory, is_known: bool, override
     need not be.
     """
     newest = checkpoint.latest(run_dir.path)
-    if newest and not is_known and not override:
+    there = newest or next(run_dir.path.glob(directory.METRICS), None)
+    if there and not is_known and not override:
         raise errors.RunError(
-            f"--train_dir={run_dir.path} holds a checkpoint ({newest}) but no {directory.RUN}: it is no run of this "
-            "program. Give another directory, or --override to start from that checkpoint."
+            f"--train_dir={run_dir.path} holds {there} but no {directory.RUN}: it is no run of this program. Give "
+            f"another directory, or --override to {'start from that checkpoint' if newest else 'replace that file'}."
         )
     return checkpoint.newest_intact(run_dir.path) if newest else (None, [])
 

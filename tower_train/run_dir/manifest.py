@@ -117,7 +117,8 @@ def check_resume(
             (refused if rule == "same" else changed).append(f"{name} was {was}, now {now_is}")
     if refused and not override:
         size = before.get("global_batch", now["global_batch"])  # which another number of towers can have too
-        same_batch = f" (--global_batch_size={size})" if size != now["global_batch"] else ""
+        instead = f" (--global_batch_size={size} instead of --batch_size, and a number of towers that divides it)"
+        same_batch = instead if size != now["global_batch"] else ""
         raise errors.RunError(
             f"--train_dir={path} holds another run: {'; '.join(refused)}. "
             f"Give another directory, the same options{same_batch}, or --override to go on all the same."
