@@ -133,6 +133,42 @@ def test_penalties_of_weights_are_added_up_once_and_not_in_each_tower(float64):
     assert_same(fit_both(build, 2, {"optimizer": "sgd", "loss": "mse"}, x, y, batch_size=8, epochs=3), 1e-12)
 
 
+class Decorated(keras.Model):
+    """A step in tf.functions, one of which is called twice, that assigns to TensorFlow's variables."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.Sequential([keras.Input([4]), layers.Dropout(0.3), layers.Dense(4)])
+        self.steps, self.center = tf.Variable(0, trainable=False), tf.Variable(tf.zeros([4], tf.float64))
+
+    @tf.function
+    def minimize(self, x):
+        half = tf.constant(0.5, x.dtype)
+        if tf.shape(x)[0] == 0:  # for AutoGraph
+            half = tf.constant(0.0, x.dtype)
+        with tf.GradientTape() as tape:
+            outputs = self.dense(x, training=True) - self.center
+            loss = half * tf.reduce_mean(outputs**2)
+        weights = self.dense.trainable_weights
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        self.center.assign(0.9 * self.center)
+        self.center.assign_add(tf.reduce_mean(outputs, axis=0))
+        return loss
+
+    @tf.function(reduce_retracing=True)
+    def train_step(self, x):
+        self.steps.assign_add(1)
+        return {"first": self.minimize(x), "second": self.minimize(x), "steps": self.steps}
+
+
+def test_tf_functions_are_parts_of_the_step_and_assign_to_variables_once(float64):
+    trained = fit_both(Decorated, 2, {"optimizer": "sgd"}, np.random.default_rng(0).normal(size=[7, 4]), batch_size=4)
+    assert_same(trained, 1e-12)
+    (one, _), (several, _) = trained
+    assert one.steps.numpy() == several.steps.numpy() == 2
+    np.testing.assert_allclose(several.center, one.center, atol=1e-12)
+
+
 class Own(keras.Model):
     def __init__(self, step):
         super().__init__()

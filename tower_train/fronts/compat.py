@@ -33,6 +33,8 @@ from keras.src.saving import saving_lib, serialization_lib
 from keras.src.trainers import data_adapters, trainer
 from keras.src.utils import python_utils
 from tensorflow.core.framework.device_attributes_pb2 import DeviceAttributes
+from tensorflow.python.autograph.core import ag_ctx, converter
+from tensorflow.python.autograph.impl import api as autograph
 from tensorflow.python.client import device_lib, session
 from tensorflow.python.eager import context, record
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
@@ -46,10 +48,12 @@ from tensorflow.python.ops import (
     gen_state_ops,
     gradients_util,
     lookup_ops,
+    resource_variable_ops,
     summary_ops_v2,
     variable_scope,
 )
 from tensorflow.python.training.saving import saveable_object_util
+from tensorflow.python.util import tf_decorator
 
 from tower_train.graph.stream import not_tuned
 
@@ -266,6 +270,43 @@ def intercepted_assignments(assign: Callable[[Callable, keras.Variable, Any], No
     return replaced_here(keras.Variable, _direct_assign=assign)
 
 
+Assigns = Callable[[Callable[[], Any], tf.Variable, Callable[[], Any]], Any]
+
+
+@contextlib.contextmanager
+def intercepted_by(assign: Assigns) -> Iterator[None]:
+    """Assigns to TensorFlow's variables by assign(function that does it, variable, () -> the new value)."""
+
+    def by(operation: Callable[[tf.Variable, Any], Any]) -> Callable:
+        def call(original, variable, value, *args, **kwargs):
+            does = functools.partial(original, variable, value, *args, **kwargs)
+            return assign(does, variable, functools.partial(operation, variable, value))
+
+        return call
+
+    new = {"assign": by(lambda _, value: value), "assign_add": by(operator.add), "assign_sub": by(operator.sub)}
+    classes = resource_variable_ops.BaseResourceVariable, resource_variable_ops.ResourceVariable
+    with replaced_here(classes[0], **new), replaced_here(classes[1], **new):
+        yield
+
+
+def functions_inlined():
+    """Makes what a program's tf.functions do a part of the graph that calls them, in this thread within a block; else
+    the trace of a first call serves later ones, such as those of other towers."""
+
+    def call(original, function, *args, **kwargs):
+        plain = function.python_function
+        if tf.executing_eagerly() or (getattr(plain, "__module__", None) or "").startswith(("keras.", "tensorflow.")):
+            return original(function, *args, **kwargs)
+        if not function._autograph:
+            return plain(*args, **kwargs)
+        options = converter.ConversionOptions(recursive=True, user_requested=True)
+        with ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED, options):
+            return autograph.converted_call(tf_decorator.unwrap(plain)[1], args, kwargs, options=options)
+
+    return replaced_here(type(tf.function(len)), __call__=call)
+
+
 def move(variable: keras.Variable, device: str) -> None:
     """Moves the storage of a Keras variable to a device, unless it is there."""
     before, wanted = variable._value, tf.DeviceSpec.from_string(device)
@@ -339,7 +380,7 @@ def without_all_reduce():
 
 def assign_here(variable: keras.Variable, value) -> None:
     """Assigns to a Keras variable whatever the scope."""
-    variable._direct_assign(value)
+    gen_resource_variable_ops.assign_variable_op(variable._value.handle, tf.convert_to_tensor(value, variable.dtype))
 
 
 def outside_of_stateless_scope():
@@ -658,7 +699,7 @@ def in_float64(variables: Iterable[keras.Variable]) -> Iterator[None]:
         contextlib.ExitStack() as stack,
     ):
         for variable in variables:
-            if tf.as_dtype(variable.dtype).is_floating:
+            if isinstance(variable, keras.Variable) and tf.as_dtype(variable.dtype).is_floating:
                 with tf.device(variable._value.device):
                     value = tf.Variable(variable.numpy(), dtype=tf.float64)
                 value._unique_id = variable._value._unique_id  # by which optimizers know it

@@ -143,8 +143,8 @@ class TowerScope(keras.StatelessScope):
 
     def add_update(self, update):
         variable, value = update
-        self.assigned[id(variable)] = update
         before = self.get_current_value(variable)
+        self.assigned[id(variable)] = update
         is_of_weight = before is not None and variable.trainable
         super().add_update((variable, _assigned(tf.convert_to_tensor(before), value) if is_of_weight else value))
 

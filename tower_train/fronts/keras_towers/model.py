@@ -66,8 +66,8 @@ class TowerModel(keras.Model):
             self.template.stop_training = value
 
     def get_metrics_result(self):
-        """Returns nothing, so that Keras reports the step's results."""
-        return {}
+        """Returns the template's, which Keras reports instead of a step's results of the same names."""
+        return self.template.get_metrics_result()
 
     def call(self, inputs, training=False):
         return self.template(inputs, training=training)

@@ -16,6 +16,7 @@ from tower_train.fronts import compat, parts
 from tower_train.fronts.keras_towers.calls import explained
 from tower_train.fronts.keras_towers.layers import differing_layer
 from tower_train.fronts.keras_towers.step import updates_noted
+from tower_train.graph.gradients import variable_name
 from tower_train.graph.random_state import source_line
 from tower_train.proof import comparison, operations
 from tower_train.proof.comparison import STEPS, Arrays, Outcome, Training, Values
@@ -123,7 +124,7 @@ class _Trial:
         self._alone, self._rows, self._is_float64 = alone, rows, is_float64
         metrics, trained = set(map(id, alone.metrics_variables)), set(map(id, alone.trainable_variables))
         seen = [variable for variable in variables if id(variable) not in metrics]
-        paths = [variable.path for variable in seen]  # of which several may be the same
+        paths = [variable_name(variable) for variable in seen]  # of which several may be the same
         names = [path if paths.count(path) == 1 else f"{path} ({i})" for i, path in enumerate(paths)]
         self._seen = dict(zip(names, seen, strict=True))
         self.weights = [name for name, variable in self._seen.items() if id(variable) in trained]
@@ -154,7 +155,7 @@ class _Trial:
                 self._seen[name].assign(value)
             yield values()
             for batch in self._rows:
-                with updates_noted() as updates:  # when the step is traced
+                with updates_noted() as updates, compat.functions_inlined():  # when the step is traced
                     logs = compat.train_on(model, batch, self._spec)
                 self._reports[model is self._alone] = dict(_numbers(logs))
                 if model is self._alone and self._is_float64:

@@ -23,7 +23,7 @@ from tower_train.fronts.keras_towers.whole import Whole
 from tower_train.fronts.meeting import Tower
 from tower_train.graph import xla
 from tower_train.graph.devices import HOST
-from tower_train.graph.gradients import GradientsAndVariables
+from tower_train.graph.gradients import GradientsAndVariables, variable_name
 
 Program = Callable[[keras.Model, Any], Any]  # (model, batch) -> what the step returns
 Update = tuple[keras.optimizers.Optimizer, GradientsAndVariables]
@@ -42,11 +42,11 @@ class Step(meeting.Towers):
         self.whole = Whole(data, len(devices), exchange, parallel.merge_device)
         self._parts = self.whole.parts
         self._added_losses: list[dict[int, set]] = [{} for _ in devices]
-        self._scopes, self._is_first_turn = [_StepScope() for _ in devices], True
+        self._scopes, self._is_first_turn = [_StepScope(self) for _ in devices], True
         # layers whose assignments do not depend on the examples, or are averages
         known = (keras.layers.BatchNormalization, keras.layers.SpectralNormalization)
         normalizing = [each for each in compat.sublayers(self.model) if isinstance(each, known)]
-        self._known = {id(variable) for layer in normalizing for variable in layer.variables}
+        self.known = {id(variable) for layer in normalizing for variable in layer.variables}
         super().__init__(devices, len(devices) * exchange.rank, self.whole.count)
 
     def do(self, program: Program) -> list:
@@ -74,6 +74,8 @@ class Step(meeting.Towers):
         with (
             tf.name_scope(f"tower_{tower.index}/"),
             self._scopes[tower.place],
+            compat.functions_inlined(),
+            compat.intercepted_by(self._assign_tensorflow),
             drawn_for_more(part.cuts, part.data, names_all=True, joins=self._parallel.has_own_step) as tower.draws,
             self.whole.inside(tower, [leaf for leaf in leaves if leaf.shape.rank], self._parallel.batch_norm_over),
             xla.compiled(self._parallel.is_compiled, tower.device, "tower"),
@@ -112,6 +114,15 @@ class Step(meeting.Towers):
         with xla.compiled_where_placed(devices, part), last:
             yield bool(devices)
 
+    def _assign_tensorflow(self, assign: Callable, variable: tf.Variable, value: Callable):
+        """Assigns to a variable of TensorFlow as to one of Keras, at once."""
+        tower = meeting.current()
+        if tower is None:  # as towers meet
+            return assign()
+        self._scopes[tower.place].assigned[id(variable)] = variable, tf.convert_to_tensor(value(), variable.dtype)
+        self.meet(None, lambda _: None, f"an assignment to {variable_name(variable)}")
+        return variable
+
     def _assign(self, per_tower: Sequence[dict[int, tuple[keras.Variable, tf.Tensor]]]) -> None:
         """Assigns what the towers do: the mean over examples to floating-point variables such as moving averages, the
         first tower's value to others. A line names variables that may differ from one device's, as their values depend
@@ -119,14 +130,14 @@ class Step(meeting.Towers):
         assigned = per_tower[0]
         for tower, others in enumerate(per_tower):
             if differing := [each for key, each in (assigned | others).items() if (key in assigned) != (key in others)]:
-                names = ", ".join(variable.path for variable, _ in differing)
+                names = ", ".join(variable_name(variable) for variable, _ in differing)
                 raise errors.GraphError(
                     f"tower_{tower} and tower_0 do not assign the same variables: {names} in one of them only. The "
                     "program must do the same in each tower; what is to happen once belongs into steps.once(function)."
                 )
         of_rows = functools.partial(self.whole.is_of_rows, self.towers[0])
         values = {key: value for key, (_, value) in assigned.items()}
-        same = [key for key, value in values.items() if key in self._known and not of_rows(value)]  # moving averages
+        same = [key for key, value in values.items() if key in self.known and not of_rows(value)]  # moving averages
         averaged = [key for key, value in values.items() if value.dtype.is_floating and key not in same]
         others = [key for key in values if key not in (*same, *averaged)]
         means = self.whole.means([[each[key][1] for key in averaged] for each in per_tower])
@@ -134,12 +145,12 @@ class Step(meeting.Towers):
         values |= zip(others, self._exchange.first([values[key] for key in others]), strict=True)
         for key, (variable, of_first) in assigned.items():
             variable.assign(values[key])
-            if self.whole.count > 1 and key not in self._known and of_rows(of_first):
+            if self.whole.count > 1 and key not in self.known and of_rows(of_first):
                 what = "the mean of what the towers assign" if key in averaged else "what the first tower assigns"
                 console.notice_once(
                     variable,
-                    f"{variable.path} gets {what}, each for its part of the batch: one device may differ. In a "
-                    "train_step call steps.once(function) with a function that assigns.",
+                    f"{variable_name(variable)} gets {what}, each for its part of the batch: one device may differ. "
+                    "In a train_step call steps.once(function) with a function that assigns.",
                 )
 
     def once(self, function: Callable[[], Any]):
@@ -173,10 +184,16 @@ class Step(meeting.Towers):
 class _StepScope(TowerScope):
     """The scope of a tower's program between two meetings."""
 
-    def __init__(self):
+    def __init__(self, step: Step):
         super().__init__([])
+        self._step = step
 
     def get_current_value(self, variable):
+        is_mean = tf.as_dtype(variable.dtype).is_floating and (
+            variable.trainable or id(variable) not in self._step.known
+        )
+        if id(variable) in self.assigned and is_mean and self._step.are_here:  # one device reads that of all towers
+            self._step.meet(None, lambda _: None, f"a value assigned to {variable.path}")
         value = super().get_current_value(variable)
         return compat.storage(variable) if value is None else value
 
@@ -212,12 +229,22 @@ def rehearse(
         assigned.append(variable)
         return assign(variable, value)
 
+    def noting_tensorflow(assign, variable, value):
+        if all(variable is not compat.storage(each) for each in assigned if isinstance(each, keras.Variable)):
+            assigned.append(variable)
+        return assign()
+
     specs = keras.tree.map_structure(lambda leaf: leaf if leaf is None else tf.type_spec_from_value(leaf), data)
 
     def run(batch):  # TensorFlow calls this once more if it has created variables: it takes as long, for nothing
         if not begun:
             begun.append(True)
-            with tf.device(HOST), compat.intercepted_assignments(noting):
+            with (
+                tf.device(HOST),
+                compat.intercepted_assignments(noting),
+                compat.intercepted_by(noting_tensorflow),
+                compat.functions_inlined(),
+            ):
                 program(model, batch)
 
     with updates_noted() as updates, compat.eager_mode(), tf.device(HOST):
