@@ -37,6 +37,9 @@ CHANGES = {
     "broadcast": lambda x: x[:, 0, 0] + tf.ones([3, 1]),
     "for each of two": lambda x: tf.broadcast_to(x, tf.concat([[2], tf.shape(x)], 0)),
     "unpacked": lambda x: tf.unstack(x, LENGTH, axis=1)[2],
+    "a loop over time": lambda x: tf.scan(lambda state, step: state + step, tf.transpose(x, [1, 0, 2])),
+    "its last step": lambda x: tf.foldl(lambda state, step: state + step, tf.transpose(x, [1, 0, 2])),
+    "a loop over examples": lambda x: tf.map_fn(tf.nn.relu, x),
     "of the weights": lambda x: tf.ones([6, 6]) @ tf.ones([6, 6]),
     "a covariance": lambda x: tf.matmul(x[:, 0], x[:, 0], transpose_a=True),
 }

@@ -23,6 +23,10 @@ _REARRANGING = frozenset(  # axes, also if the result has as many
     "All Any BatchMatMulV2 BatchMatMulV3 ConjugateTranspose Einsum EuclideanNorm Gather GatherNd GatherV2 MatMul Max "
     "Mean Min Prod StridedSlice Sum Transpose".split()
 )
+# Of a list the axis is its elements', -1 if each is an example; what loops return has the axis of what they are given.
+_OF_LISTS = {"TensorListFromTensor": -1, "TensorListStack": 1} | dict.fromkeys(
+    "Identity StatelessWhile TensorListGetItem While".split(), 0
+)
 _MARK = 1_000_003  # a size that no other axis has
 _WHOLE = v1.AttrValue(i=-1)  # all bits of a slice's mask: it begins at the first place, and ends at the last
 
@@ -41,7 +45,7 @@ def batch_axis(tensor: tf.Tensor, batch: int | None, known: Axes) -> int | None:
             stack += waiting
         elif stack.pop().name not in known:
             axis = _axis(each, known)
-            size = each.shape[axis.number] if axis else None
+            size = each.shape[axis.number] if axis and each.shape.rank else None
             # a multiple of the batch is several rows an example; any other size is another axis
             known[each.name] = None if batch and size is not None and size % batch else axis
     axis = known[tensor.name]
@@ -51,6 +55,11 @@ def batch_axis(tensor: tf.Tensor, batch: int | None, known: Axes) -> int | None:
 def _axis(tensor: tf.Tensor, known: Axes) -> Axis | None:
     """Returns the axis, given the axes of the operation's inputs."""
     op, rank = tensor.op, tensor.shape.rank
+    if op.type in _OF_LISTS:
+        axes = {known[each.name] for each in op.inputs if known.get(each.name)}
+        axis = axes.pop() if len(axes) == 1 else Axis(-2)
+        axis = axis._replace(number=axis.number + _OF_LISTS[op.type])
+        return axis if tensor.dtype == tf.variant or 0 <= axis.number < (rank or 0) else None
     of_examples = [each for each in op.inputs if known.get(each.name) and each.shape.rank]
     if not of_examples or rank is None:
         return None
