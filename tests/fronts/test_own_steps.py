@@ -169,6 +169,40 @@ def test_tf_functions_are_parts_of_the_step_and_assign_to_variables_once(float64
     np.testing.assert_allclose(several.center, one.center, atol=1e-12)
 
 
+class Sharpness(keras.Model):
+    """Weights that layers and the step change and read before they compute gradients; Keras reports its own loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.Sequential([keras.Input([4]), layers.SpectralNormalization(layers.Dense(4)), Centered()])
+
+    def gradients(self, x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.dense(x, training=True) - 1) ** 2)
+        return tape.gradient(loss, self.dense.trainable_weights)
+
+    def train_step(self, x):
+        weights, grads = self.dense.trainable_weights, self.gradients(x)
+        for weight, grad in zip(weights, grads, strict=True):
+            weight.assign_add(0.1 * grad)
+        self.optimizer.apply_gradients(zip(self.gradients(x), weights, strict=True))
+        return {"loss": tf.reduce_mean(x)}
+
+
+class Centered(layers.Layer):
+    def build(self, shape):
+        self.center = self.add_weight(shape=shape[1:], initializer="zeros", trainable=False)
+
+    def call(self, x):
+        self.center.assign(0.9 * self.center + 0.1 * ops.mean(x, axis=0))
+        return x - self.center
+
+
+def test_what_a_step_assigns_and_reads_is_that_of_all_towers(float64):
+    x = np.random.default_rng(0).normal(size=[7, 4])
+    assert_same(fit_both(Sharpness, 3, {"optimizer": "sgd"}, x, batch_size=4), 1e-12)
+
+
 class Own(keras.Model):
     def __init__(self, step):
         super().__init__()

@@ -219,7 +219,7 @@ def updates_noted() -> Iterator[list[Update]]:
 
 def rehearse(
     model: keras.Model, program: Program, data, towers: Sequence[str]
-) -> tuple[list[keras.optimizers.Optimizer], list[keras.Variable]]:
+) -> tuple[list[keras.optimizers.Optimizer], list[keras.Variable | tf.Variable]]:
     """Runs a program on a whole batch, in no tower, in a graph that nobody runs: it creates the variables of layers,
     metrics and optimizers, and spreads the weights over the towers' devices. Returns the optimizers that update, and
     the variables that the program assigns, such as the state of draws that belong to no layer."""
@@ -230,8 +230,7 @@ def rehearse(
         return assign(variable, value)
 
     def noting_tensorflow(assign, variable, value):
-        if all(variable is not compat.storage(each) for each in assigned if isinstance(each, keras.Variable)):
-            assigned.append(variable)
+        assigned.append(variable)
         return assign()
 
     specs = keras.tree.map_structure(lambda leaf: leaf if leaf is None else tf.type_spec_from_value(leaf), data)
@@ -250,5 +249,12 @@ def rehearse(
     with updates_noted() as updates, compat.eager_mode(), tf.device(HOST):
         tf.function(run, autograph=False).get_concrete_function(specs)
         optimizers = list({id(optimizer): optimizer for optimizer, _ in updates}.values())
+        known = [
+            *model.variables,
+            *model.metrics_variables,
+            *(v for each in optimizers for v in each.variables),
+            *assigned,
+        ]
+        storages = {id(compat.storage(each)) for each in known if isinstance(each, keras.Variable)}
         placement.spread(model, optimizers, towers, built)
-    return optimizers, assigned
+    return optimizers, [each for each in assigned if id(each) not in storages]
