@@ -1,5 +1,4 @@
-"""The order of examples by index: passes over all of them, or from an epoch on over those that are hard. Also the saved
-state of an order of the examples' own.
+"""The order of examples by index: passes over all of them, or from an epoch on over those that are hard.
 
 Hard are the examples with the greatest losses when they were last trained on. After Jiang et al. 2019 ("Accelerating
 deep learning by focusing on the biggest losers", arXiv 1910.00762), with the last loss instead of a forward pass, as in
@@ -24,7 +23,6 @@ from tower_train.options import rules
 from tower_train.workload import Workload
 
 v1 = tf.compat.v1
-_FAIL = 2  # tf.data.experimental.ExternalStatePolicy.FAIL: refuse state that would not be saved
 
 
 class Choice(NamedTuple):
@@ -182,35 +180,3 @@ def _check(text: str, workload: Workload, examples: Examples, size: int, batch: 
             f"{given} keeps {size} of {examples.num_examples} examples, fewer than the {batch} of a "
             "step. Keep more, or train on smaller batches."
         )
-
-
-class IteratorState(NamedTuple):
-    """The saved state of an iterator over examples in an order of their own, written by tf.data itself: the position of
-    every source, the next draws of shuffles, and every element on its way (in shuffle buffers, parallel maps,
-    prefetched), so none is lost or repeated."""
-
-    write: tf.Operation  # writes the state into the variable that is saved
-    resume: tf.Operation  # moves the iterator to the saved state, after its initializer; nothing if that is empty
-    length: tf.Tensor  # int64 scalar, the elements of the whole dataset; negative if endless or unknown
-
-
-def iterator_state(iterator, batch: int, is_preprocessed: bool, elements: tf.data.Dataset) -> IteratorState:
-    """Returns the state of an iterator over batches of this size of elements."""
-    # The state holds some batches, so the name tells their size, and whether they are preprocessed.
-    name = f"iterator/batches_of_{batch}{'' if is_preprocessed else '_not_distorted'}"
-    variable = v1.get_variable(name, [], tf.string, v1.constant_initializer(b""), trainable=False)
-    parts = tf.nest.flatten(iterator.element_spec)
-    resource = tf.raw_ops.IteratorFromStringHandleV2(
-        string_handle=iterator.string_handle(),
-        output_types=[part.dtype for part in parts],
-        output_shapes=[part.shape for part in parts],
-    )
-    # As a string, since Python's checkpoint readers cannot read TensorFlow's variants.
-    state = tf.io.serialize_tensor(tf.raw_ops.SerializeIterator(resource_handle=resource, external_state_policy=_FAIL))
-
-    def put_back() -> tf.Operation:
-        saved = tf.ensure_shape(tf.io.parse_tensor(variable, tf.variant), [None])
-        return tf.group(tf.raw_ops.DeserializeIterator(resource_handle=resource, serialized=saved))
-
-    resume = tf.cond(tf.equal(variable, b""), tf.no_op, put_back)
-    return IteratorState(variable.assign(state).op, resume, tf.data.experimental.cardinality(elements))

@@ -5,7 +5,7 @@ shuffle buffer, and nothing depends on the number of towers, so the number of ex
 that were fetched ahead and not trained on are read again.
 
 The way of a batch: `_Reader.read` fetches and preprocesses it in a tf.data pipeline, `_Reader.take` divides it among
-the towers, transfer.py brings it to their devices. Data in an order of their own keep that order (order.py).
+the towers, transfer.py brings it to their devices. Data in an order of their own keep that order (elements.py).
 """
 
 import dataclasses
@@ -18,13 +18,13 @@ import tensorflow as tf
 from tensorflow.python.framework import config as framework
 
 from tower_train import errors, host, user_functions
-from tower_train.examples import Examples, Tensors, in_fixed_order
-from tower_train.graph import xla
+from tower_train.examples import Examples, Tensors
+from tower_train.graph import elements, xla
 from tower_train.graph.devices import HOST
 from tower_train.graph.draws import Draws
 from tower_train.graph.gradients import is_finite
 from tower_train.graph.layout import Layout, Tower
-from tower_train.graph.order import AllExamples, IteratorState, iterator_state
+from tower_train.graph.order import AllExamples
 from tower_train.graph.transfer import TO_HOST, Batches, Transfer, stage_batches
 from tower_train.workload import Workload
 
@@ -40,7 +40,7 @@ class Stream:
     initializer: tf.Operation  # puts the stream at its start; run it after variables hold their values
     positions: list[tf.Tensor]  # over towers, int64 scalar, that of its first example
     order: AllExamples  # which example each position has; HardExamples with --keep_hardest
-    state: IteratorState | None = None  # None if the number of examples seen determines it
+    state: elements.IteratorState | None = None  # None if the number of examples seen determines it
     # ops that fetch the next step's batches, which a step runs before it counts; none if taking one's own advances the
     # stream
     renewal: Sequence[tf.Operation] = ()
@@ -105,9 +105,8 @@ def training_stream(
     make_draws = functools.partial(Draws, seed, locate=order.locate)
     reader = _Reader(workload, examples, layout, transfer, make_draws, offsets)
     if examples.elements:
-        elements = in_fixed_order(examples.opened_elements())
-        # of one size, so that plain means stay right
-        steps = tf.data.Dataset.zip(steps, elements.batch(reader.part_size, drop_remainder=True))
+        dataset, length = elements.batches(examples, reader.part_size)
+        steps = tf.data.Dataset.zip(steps, dataset)
     iterator = iterator_over(steps, reader.read, examples, branches=reader.parts)
     take = functools.partial(reader.take, iterator)
     if transfer.is_staged:
@@ -121,7 +120,7 @@ def training_stream(
         initializer,
         positions,
         order,
-        state=iterator_state(iterator, layout.global_batch, not transfer.augments_on_devices, elements)
+        state=elements.iterator_state(iterator, layout.global_batch, not transfer.augments_on_devices, length)
         if examples.elements
         else None,
         renewal=renewal,
