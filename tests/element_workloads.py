@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import norm_workload
 import numpy as np
 import tensorflow as tf
 import toy_workload
@@ -65,4 +66,5 @@ def workload(make):
 
 
 PIPELINE, IN_ORDER = workload(pipeline), workload(in_order)
+NORMALIZED = dataclasses.replace(PIPELINE, inference=norm_workload.network)
 UNDISTORTED = dataclasses.replace(PIPELINE, augment=None)

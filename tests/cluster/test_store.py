@@ -1,4 +1,4 @@
-"""The exchange of workers' statuses on the chief's server."""
+"""The exchange of workers' statuses and states on the chief's server."""
 
 import time
 
@@ -7,11 +7,12 @@ import jobs
 import pytest
 import tensorflow as tf
 
+from tower_train import errors
 from tower_train.cluster.heartbeat import Heartbeat
 from tower_train.cluster.store import Store, WorkerStatus
 from tower_train.cluster.task import Policy, Task
 
-HOSTS = ("a:1", "b:2", "c:3")
+HOSTS, STARTS = ("a:1", "b:2", "c:3"), ["chief", "a", "b"]
 
 
 @pytest.fixture(scope="module")
@@ -19,8 +20,28 @@ def target():
     return tf.distribute.Server({"worker": clusters.hosts(1)}, "worker", 0).target
 
 
-def exchange(target, worker):
-    return Store(target, Task(HOSTS, worker), 60.0)
+def missing(_):
+    raise errors.WorkerError("worker 2 is missing")
+
+
+def exchange(target, worker, starts=STARTS, pause=missing):
+    return Store(target, Task(HOSTS, worker), 60.0, starts.__getitem__, pause)
+
+
+def test_states_come_to_the_others_and_those_of_this_step_and_start_back_byte_by_byte(target):
+    states = [b"", b"\x00first\x00", bytes(range(256)) * 1000]
+    chief, *others = (exchange(target, worker) for worker in range(3))
+    chief.hand_out(states)
+    assert [other.fetch() for other in others] == states[1:]
+    for other, state in zip(others, states[:0:-1], strict=True):
+        other.send(7, state)
+    assert chief.collect(7) == chief.collect(7) == states[:0:-1]  # again after a save that failed
+    for starts, step in ((STARTS, 8), (["chief", "a", "c"], 7)):
+        with pytest.raises(errors.WorkerError, match="worker 2 is missing"):
+            exchange(target, 0, starts).collect(step)
+    others[0].send(8, b"eight")
+    chief = exchange(target, 0, pause=lambda _: others[1].send(8, b"late"))
+    assert chief.collect(8) == [b"eight", b"late"]
 
 
 def test_what_others_write_in_a_row_is_ignored_and_named_once(target, capsys):

@@ -42,7 +42,7 @@ class Heartbeat:
         self._changed, self._ended, self._freed = threading.Event(), threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-        self.store = Store(target, task, max(1.0, 2 * self._interval))
+        self.store = Store(target, task, max(1.0, 2 * self._interval), self._start_id, self.pause)
 
     def start(self) -> None:
         if self._task.is_chief:
@@ -127,6 +127,9 @@ class Heartbeat:
         there = {*group, *self.detector.ready(self.status)} - away - self.rendezvous.leaving
         lost = {*self.rendezvous.memory.lost, *group} - there - self.rendezvous.leaving
         return Memory(tuple(sorted(there)), idle_starts, tuple(sorted(lost)))
+
+    def _start_id(self, worker: int) -> str:
+        return self.status.members[worker] if self._task.is_chief else self.status.start_id
 
     def _beat(self) -> None:
         while not self._ended.is_set():

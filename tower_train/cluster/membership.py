@@ -39,7 +39,7 @@ class Membership:
     """
 
     target: str = ""  # the server to open sessions on
-    store: Store | None = None  # of the workers' statuses
+    store: Store | None = None  # for the workers' parts of a checkpoint
     is_to_resize: bool = False  # the steps are to end since more workers could train along
 
     def __init__(self, task: Task, devices: Devices, policy: Policy, leave_at_once: LeaveAtOnce):

@@ -4,7 +4,7 @@ import dataclasses
 import enum
 import json
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -14,6 +14,8 @@ from tower_train.console import say
 
 v1 = tf.compat.v1
 _SERVER = "/job:worker/task:0"
+_POLL_SECS = 0.01
+_STATE_TIMEOUT_SECS = 3600  # the heartbeat ends the process sooner if the chief is missing
 
 
 def reason_unreached(host: str, timeout_secs: float) -> str:
@@ -90,22 +92,26 @@ class WorkerStatus:
 
 
 class Store:
-    """One worker's access to the store: a row for each worker's status.
+    """One worker's access to the store: a row for each worker's status, and a place for its part of a checkpoint.
 
     Args:
       target: the chief's server.
       task: this process's.
       timeout_secs: longest duration of an exchange.
+      start_id: worker -> id of its start; workers except the chief know their own.
+      pause: waits for so many seconds; WorkerError once a worker is missing.
     """
 
-    def __init__(self, target: str, task: Task, timeout_secs: float):
-        self._target, self._task, self._session = target, task, None
+    def __init__(self, target: str, task: Task, timeout_secs: float, start_id: Callable, pause: Callable):
+        self._target, self._task, self._start_id, self._pause, self._session = target, task, start_id, pause, None
         self._config = v1.ConfigProto(device_filters=[_SERVER], operation_timeout_in_ms=round(timeout_secs * 1000))
         self._read = range(len(task.hosts)) if task.is_chief else [0, task.index]
         self._last, self._named = [WorkerStatus()] * len(task.hosts), set()
         with tf.Graph().as_default() as self.graph, tf.device(f"{_SERVER}/cpu:0"):
             self._text = v1.placeholder(tf.string, [])
-            self._rows = [place(f"row/{i}", self._text) for i in range(len(task.hosts))]
+            self._rows, self._labels, self._states = (
+                [place(f"{kind}/{i}", self._text) for i in range(len(task.hosts))] for kind in ("row", "label", "state")
+            )
 
     def clear(self) -> None:
         """Empties all rows; for the chief, before any exchange."""
@@ -123,11 +129,41 @@ class Store:
             self._last[i] = read or self._last[i]  # whoever reaches the server can write nonsense there
         return [self._last[i] for i in self._read]
 
-    def _run(self, fetches, text: str):
-        """Runs with a text to write."""
+    def hand_out(self, states: Sequence[bytes]) -> None:
+        """Leaves, in the chief, the restored states, over workers; call it before any `fetch`."""
+        for worker in range(1, len(states)):
+            self._put(worker, "", states[worker])
+
+    def fetch(self) -> bytes:
+        """Takes, in another worker, its restored state."""
+        return self._run(self._states[self._task.index][1], timeout_secs=_STATE_TIMEOUT_SECS)
+
+    def send(self, step: int, state: bytes) -> None:
+        """Leaves, in another worker, its state after a step, for the chief to `collect`."""
+        self._put(self._task.index, self._label(self._task.index, step), state)
+
+    def collect(self, step: int) -> list[bytes]:
+        """Waits, in the chief, for all others' states after a step; returns them in order, or raises WorkerError."""
+        states = []
+        for worker in range(1, len(self._task.hosts)):
+            while self._run(self._labels[worker][1], timeout_secs=_STATE_TIMEOUT_SECS) != self._label(worker, step):
+                self._pause(_POLL_SECS)
+            states.append(self._run(self._states[worker][1], timeout_secs=_STATE_TIMEOUT_SECS))
+        return states
+
+    def _label(self, worker: int, step: int) -> bytes:
+        return f"{self._start_id(worker)} after step {step}".encode()
+
+    def _put(self, worker: int, label: str | bytes, state: bytes) -> None:
+        # The label comes last: once that is there, the state is.
+        for (write, _), text in ((self._states[worker], state), (self._labels[worker], label)):
+            self._run(write, text, _STATE_TIMEOUT_SECS)
+
+    def _run(self, fetches, text: str | bytes = "", timeout_secs: float = 0):
+        """Runs with an exchange's timeout, or another, and a text to write."""
         try:
             self._session = session = self._session or v1.Session(self._target, self.graph, self._config)
-            return session.run(fetches, {self._text: text})
+            return session.run(fetches, {self._text: text}, v1.RunOptions(timeout_in_ms=round(timeout_secs * 1000)))
         except tf.errors.OpError:
             self._session = None  # a failed session may not know a restarted server
             raise

@@ -2,6 +2,9 @@
 
 The checkpoint holds the state of its iterator, including its shuffle buffers. Data that can be fetched by index needs
 neither: `Examples.from_arrays`, `tf_records`.
+
+Several workers take the elements in the order of one, each its part of every step. So all of them go through the whole
+dataset.
 """
 
 import dataclasses

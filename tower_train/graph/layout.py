@@ -46,12 +46,14 @@ class Layout:
         """The batches that this worker takes in a step."""
         return self.towers_per_worker[self.worker]
 
-    def places(self, worker: int) -> list[int]:
-        """Returns, over a worker's batches of a step, how many of all workers' come before each: the batches of all
-        first turns, then those of the second turns, as on one device that takes as many turns. If workers take
-        unequally many, all of worker 0's come first."""
+    def places(self, worker: int, in_turns: bool = True) -> list[int]:
+        """Returns, over a worker's batches of a step, how many of all workers' come before each.
+
+        in_turns: the batches of all workers' first turns come first, then those of the second turns, as on one device
+        that takes as many turns. Else, or if workers take unequally many, all of worker 0's come first.
+        """
         here, count, turns = len(self.devices), self.towers_per_worker[worker], self.batches_per_device[worker]
-        if self.weight is None:
+        if self.weight is None and in_turns:
             # batches are normalised over one turn of all workers, so these must be what one device would take
             return [(t * self.num_workers + worker) * here + i for t in range(turns) for i in range(here)]
         return [sum(self.towers_per_worker[:worker]) + i for i in range(count)]

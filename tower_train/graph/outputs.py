@@ -28,10 +28,16 @@ def check_towers(plan: StepPlan, logits: Tensors, tower: BuiltTower) -> None:
     if config.batch_norm == "tower" or not normalized:
         return
     normalizes = f"workload {plan.workload.name} normalises batches ({normalized[0]})"
+    instead = "Leave the option out, or normalise by tower (--batch_norm=tower)."
+    if plan.examples.elements and plan.layout.num_workers > 1 and config.accumulate_steps > 1:
+        raise errors.ConfigError(
+            f"--accumulate_steps={config.accumulate_steps}: {normalizes} over all workers turn by turn, and its data "
+            f"set in an order of its own comes to them worker by worker. {instead}"
+        )
     if config.elastic:
         raise errors.ConfigError(
             f"--elastic={config.elastic}: {normalizes}, which takes all towers at a time, and their number changes. "
-            "Leave the option out, or normalise by tower (--batch_norm=tower)."
+            f"{instead}"
         )
 
 
@@ -88,12 +94,14 @@ def saved_variables(plan: StepPlan, replicas: Sequence[Replica], all_reduce: All
     with v1.name_scope("checks"):
         # asked before each save: a checkpoint with NaN would push good ones out of the rotation
         finite = {v.op.name: is_finite(v) for v in saved if v.dtype.is_floating}
+    # strings are the positions of workers' iterators, which differ
+    in_common = [v for v in saved if v.dtype.base_dtype != tf.string]
     return SavedVariables(
         variables=saved,
         finite=finite,
         copied=tuple(variable.op.name for variable in copied) if layout.num_replicas > 1 else (),
         fingerprints=fingerprints(replicas, all_reduce) if plan.config.check_mirrors_every_steps else None,
-        broadcast=all_reduce.broadcast(saved, layout.worker) if layout.num_workers > 1 else None,
+        broadcast=all_reduce.broadcast(in_common, layout.worker) if layout.num_workers > 1 else None,
     )
 
 

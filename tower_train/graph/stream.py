@@ -97,7 +97,7 @@ def training_stream(
             "--batch_size, or a --global_batch_size, that gives each tower an even number."
         )
     order = order or AllExamples(examples, seed)
-    offsets = [place * layout.tower_batch for place in layout.places(layout.worker)]
+    offsets = [place * layout.tower_batch for place in layout.places(layout.worker, in_turns=not examples.elements)]
     # known without the batches, so that layers can draw before these come
     positions = [examples_seen + offset for offset in offsets]
     # from the value of examples_seen when the initializer runs; endless, as only the run knows its last step
@@ -105,7 +105,7 @@ def training_stream(
     make_draws = functools.partial(Draws, seed, locate=order.locate)
     reader = _Reader(workload, examples, layout, transfer, make_draws, offsets)
     if examples.elements:
-        dataset, length = elements.batches(examples, reader.part_size)
+        dataset, length = elements.batches(examples, reader.part_size, layout.num_workers, layout.worker)
         steps = tf.data.Dataset.zip(steps, dataset)
     iterator = iterator_over(steps, reader.read, examples, branches=reader.parts)
     take = functools.partial(reader.take, iterator)
@@ -120,7 +120,7 @@ def training_stream(
         initializer,
         positions,
         order,
-        state=elements.iterator_state(iterator, layout.global_batch, not transfer.augments_on_devices, length)
+        state=elements.iterator_state(iterator, layout, not transfer.augments_on_devices, length)
         if examples.elements
         else None,
         renewal=renewal,

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tower_train import errors
 from tower_train.cluster.membership import Membership
 from tower_train.console import ProgressBar, enumeration, say
-from tower_train.graph import step_failures, summaries
+from tower_train.graph import elements, step_failures, summaries
 from tower_train.graph.record import TrainingGraph
 from tower_train.graph.training import build_step, opened
 from tower_train.proof.towers import compare_towers, is_due
@@ -92,6 +92,8 @@ def _prepare_chief(training: Training, stack: contextlib.ExitStack) -> list[str]
     with graph.graph.as_default():
         training.checkpoints = checkpoint.Checkpoints(plan.run_dir.path, graph.saved.variables, config.keep_checkpoints)
         if newest:
+            if not config.override:  # which begins the data anew
+                _check_positions(graph, newest)
             training.restore, fresh = training.checkpoints.plan_restore(newest, config.override)
             if fresh:
                 notes.append(f"Not in {newest}, initialised afresh: {enumeration(fresh, _MOST_NAMES)}.")
@@ -106,29 +108,47 @@ def _prepare_chief(training: Training, stack: contextlib.ExitStack) -> list[str]
     return notes
 
 
+def _check_positions(graph: TrainingGraph, path: str) -> None:
+    """Raises RunError if the positions in a checkpoint are of another number of workers."""
+    names = checkpoint.reader(path).get_variable_to_shape_map()
+    saved_by = set(filter(None, map(elements.saved_by, names))) if graph.stream.state else set()
+    if saved_by and graph.layout.num_workers not in saved_by:
+        raise errors.RunError(
+            f"{path}: workers were {max(saved_by)}, now {graph.layout.num_workers}, and it holds their old positions "
+            f"in {graph.examples.name}. Go on with as many, or give --override, which begins the data anew, without "
+            "the rest of the current epoch."
+        )
+
+
 @contextlib.contextmanager
 def _open_session(training: Training) -> Iterator[v1.Session]:
-    """Opens a session in which the variables have the chief's values and the stream is at its position; a lost worker
-    closes it, which frees a step. The graph is final from now on.
+    """Opens a session in which the variables have the chief's values and the stream is at this worker's position; a
+    lost worker closes it, which frees a step. The graph is final from now on.
 
     Raises:
       DataError: the stream is too short for the steps, or its state cannot be saved.
       RunError: it cannot be moved to its position.
     """
-    graph, membership = training.graph, training.membership
+    graph, membership, is_chief = training.graph, training.membership, training.plan.is_chief
+    state = graph.stream.state
 
     def set_variables(session: v1.Session) -> None:
         graph.graph.finalize()
         membership.session_opened(session)
         if training.restore:
             training.restore(session)
-        elif training.plan.is_chief:
+        elif is_chief:
             session.run([variable.initializer for variable in graph.saved.variables])
         if graph.saved.broadcast is not None:
+            if state and is_chief:
+                membership.store.hand_out(session.run(state.variables))
             session.run(graph.saved.broadcast)  # the checkpoint may be on the chief's disk only
+            if state and not is_chief:  # each worker goes on with its own data
+                session.run([variable.initializer for variable in state.variables])
+                saving.assign(session, [state.variables[state.worker]], [membership.store.fetch()])
 
     with opened(graph, set_variables, membership.target) as session:
-        if graph.stream.state:  # else the stream has begun at `examples_seen`
+        if state:  # else the stream has begun at `examples_seen`
             _begin_stream(session, graph, training.plan.last_step)
         yield session
 
@@ -173,6 +193,8 @@ def _actions(training: Training, stack: contextlib.ExitStack) -> list[Action]:
         due.append(actions.ChooseExamples(training))  # before the choice is saved
     if training.plan.is_chief:
         due += _chiefs_actions(training, stack)
+    elif training.graph.stream.state:
+        due.append(saving.SendPosition(training))
     return [*due, training.user]  # these may look at what was saved
 
 

@@ -72,7 +72,7 @@ def make_plan(
     workload.check_dataset(dataset)
     # before options are settled, as epochs depend on their number
     examples = workload.split(DataRequest("train", dataset, config.data_dir, config.seed, config.validation_fraction))
-    _check_workers(examples, config)
+    _check_elastic(examples, config)
     config, notes = choices.resolve(config, before.get("config", {}), membership.devices)
     options = dataclasses.asdict(config) | {"workload": path}
     run_json = manifest.describe(workload, examples, options, config.global_batch, membership.devices.names)
@@ -139,12 +139,12 @@ def _newest_checkpoint(run_dir: directory.RunDirectory, is_known: bool, override
     return checkpoint.newest_intact(run_dir.path) if newest else (None, [])
 
 
-def _check_workers(examples: Examples, config: Config) -> None:
-    """Raises ConfigError for several workers with examples that cannot be divided among them."""
-    if config.num_workers > 1 and examples.elements:
+def _check_elastic(examples: Examples, config: Config) -> None:
+    """Raises ConfigError for --elastic with examples that it cannot serve."""
+    if config.elastic and examples.elements:
         raise errors.ConfigError(
-            f"{examples.name} comes in an order of its own, which {config.num_workers} workers cannot share. Train in "
-            "one process, with all GPUs of a machine, or fetch the data by index."
+            f"--elastic={config.elastic}: {examples.name} comes in an order of its own, in which each worker has a "
+            "place that no other number of workers can go on from. Leave the option out, or fetch the data by index."
         )
 
 

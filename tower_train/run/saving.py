@@ -1,5 +1,7 @@
 """Checkpoints during training: saving and evaluating them, and going on if that fails."""
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from tower_train import errors
@@ -69,15 +71,18 @@ class Saver(Action):
 
     def _write(self, step: int) -> str:
         """Returns the path of the new checkpoint."""
-        session, graph = self._training.session, self._training.graph
+        session, graph, store = self._training.session, self._training.graph, self._training.membership.store
         # before anything is written, as the rotation would delete a good one for it
         _check_variables(session, graph, step)
         # another process may have taken the directory over while this one was suspended
         self._training.plan.run_dir.check_held()
         for log in (self._metrics, self._writer):  # so that they reach up to the step at which a killed run resumes
             log.flush()
-        if graph.stream.state:
-            session.run(graph.stream.state.write)
+        if state := graph.stream.state:
+            session.run(state.write)
+            # the other workers have positions of their own
+            if store:
+                assign(session, state.variables[1:], store.collect(step))
         return self._training.checkpoints.save(session, step)
 
     def _evaluate(self, path: str) -> None:
@@ -101,6 +106,32 @@ class Saver(Action):
         """Ends an evaluation at a signal."""
         if self._training.received.stopping:
             raise _Interrupted
+
+
+class SendPosition(Action):
+    """Sends this worker's position in a stream with a state to the chief, after each step that the chief saves."""
+
+    def __init__(self, training: Training):
+        self._training, self._sent_step = training, training.step or None
+
+    def is_due(self, step):
+        return self._training.plan.config.is_saved(step)
+
+    def __call__(self, step, report):
+        session, state = self._training.session, self._training.graph.stream.state
+        session.run(state.write)
+        self._training.membership.store.send(step, session.run(state.variables[state.worker]))
+        self._sent_step = step
+
+    def end(self, step):
+        if step != self._sent_step:
+            self(step, None)
+
+
+def assign(session: v1.Session, variables: Sequence[tf.Variable], values: Sequence[bytes]) -> None:
+    """Gives variables values; the graph may be final."""
+    for variable, value in zip(variables, values, strict=True):
+        session.run(variable.initializer, {variable.initializer.inputs[1]: value})
 
 
 def _check_variables(session: v1.Session, graph: TrainingGraph, step: int) -> None:
