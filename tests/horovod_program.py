@@ -15,17 +15,21 @@ import tower_train.horovod as hvd
 
 v1 = tf.compat.v1
 REDUCED = (tf.uint8, tf.int16, tf.int32, tf.int64, tf.float16, tf.bfloat16, tf.float32, tf.float64)
+SENT = (*REDUCED, tf.bool, tf.uint32)
 
 
-def of_rank(dtype, rank):
+def of_rank(dtype, rank, shape=(2, 3)):
     """Numbers that each dtype holds, others in each worker."""
-    return tf.cast(tf.reshape(tf.range(6), [2, 3]) % 2 + rank, dtype)
+    return tf.cast(tf.reshape(tf.range(np.prod(shape)), shape) % 2 + rank, dtype)
 
 
 def operations(rank):
     yield from ((f"sum {d.name}", hvd.allreduce(of_rank(d, rank), average=False)) for d in REDUCED)
     yield from ((f"mean {d.name}", hvd.allreduce(of_rank(d, 2 * rank))) for d in REDUCED)
+    yield from ((f"rows {d.name}", hvd.allgather(of_rank(d, rank, [rank + 1, 2]))) for d in SENT)
+    yield from ((f"sent {d.name}", hvd.broadcast(of_rank(d, rank), 1)) for d in SENT)
     own = tf.constant([[1.0 + rank]] * (rank + 1), tf.float64)
+    yield "rows by name", hvd.allgather(own, name="mine")
     yield "slices", hvd.allreduce(tf.IndexedSlices(own, tf.range(rank + 1), [3, 1]))
     yield "compressed", hvd.allreduce(tf.constant([1.0, 1 / 3]), compression=hvd.Compression.bf16)
 

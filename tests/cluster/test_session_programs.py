@@ -81,8 +81,9 @@ def test_the_sums_of_keras_workers_count_as_gradients_that_wait_for_their_means(
 
 
 def test_mistakes_are_said_in_one_line(alone, monkeypatch):
-    with pytest.raises(errors.GraphError, match="root_rank=1: there are workers 0 to 0"):
-        distributed.broadcast_variables([], 1)
+    for send in (lambda: distributed.broadcast_variables([], 1), lambda: horovod.broadcast(tf.constant(1.0), 1)):
+        with pytest.raises(errors.GraphError, match="root_rank=1: there are workers 0 to 0"):
+            send()
     for arguments, message in (
         ({"op": horovod.Adasum}, "op='Adasum'. has no meaning here.* on the mean"),
         ({"backward_passes_per_step": 2}, "backward_passes_per_step=2. has no meaning here: each pass is a step"),
@@ -176,6 +177,10 @@ BASE = np.array([[0, 1, 0], [1, 0, 1]])  # what of_rank adds the rank to
 EXPECTED = (
     {f"sum {dtype.name}": 2 * BASE + 1 for dtype in horovod_program.REDUCED}
     | {f"mean {dtype.name}": BASE + 1 for dtype in horovod_program.REDUCED}
+    | {f"rows {dtype.name}": [[0, 1], [1, 2], [1, 2]] for dtype in horovod_program.SENT if dtype.name != "bool"}
+    | {f"sent {dtype.name}": BASE + 1 for dtype in horovod_program.SENT if dtype.name != "bool"}
+    | {"rows bool": [[False, True], [True, True], [True, True]], "sent bool": BASE + 1 > 0}
+    | {"rows by name": [[1.0], [2.0], [2.0]]}
     | {"slices": [[1.5], [1.0], [0.0]], "compressed": [1.0, 0.333984375]}  # bfloat16's 1/3
     | {"dense": [1.0, 0.5, 0.5], "towers": [5.5] * 3, "half": [60000.0, 1.0], "scaled": [0.5] * 3}
 )

@@ -104,7 +104,7 @@ model = tf.keras.Sequential([layer])
 model.compile(hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1 * hvd.size(), momentum=0.9)), "mse")
 callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
 history = model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=callbacks).history
-means = [float(hvd.allreduce(4.0 * hvd.rank()))]
+means = [float(hvd.allreduce(4.0 * hvd.rank())), int(hvd.broadcast(hvd.rank() + 5, 1))]
 print([model.get_weights()[0].ravel().tolist(), [float(loss) for loss in history["loss"]], means], flush=True)
 if hvd.rank():
     os.kill(os.getpid(), signal.SIGINT)  # Ctrl-C
@@ -230,7 +230,7 @@ def test_horovods_keras_trains_in_two_workers_what_numpy_trains_until_one_is_int
     for name in ("[worker 0]", "[worker 1]"):
         np.testing.assert_allclose(shown[name][0], weights.ravel(), rtol=1e-5)
         np.testing.assert_allclose(shown[name][1], losses, rtol=1e-5)
-        assert shown[name][2] == [2.0]
+        assert shown[name][2] == [2.0, 6]
 
 
 def test_an_estimator_draws_and_normalizes_as_one_device_where_shapes_are_those_of_tensorflow_1(tmp_path):

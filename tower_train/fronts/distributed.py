@@ -153,10 +153,15 @@ def broadcast_variables(variables: Sequence[tf.Variable], root_rank: int = 0, se
     Raises GraphError if there is no such worker, a variable has no known shape, or the cluster is not begun.
     """
     cluster = current()
-    if not 0 <= root_rank < cluster.size:  # all would wait for it
-        raise errors.GraphError(f"root_rank={root_rank}: there are workers 0 to {cluster.size - 1}. Choose one.")
+    check_rank(root_rank)
     if cluster.size == 1:
         return tf.no_op("broadcast")
     meaning = {variable_name(each): collectives.described(each.dtype.base_dtype, each.shape) for each in variables}
     with cluster.operations(meaning):
         return collectives.broadcast_variables(variables, cluster.size, cluster.rank == root_rank, series)
+
+
+def check_rank(root_rank: int) -> None:
+    """Raises GraphError for a number that is no worker's: all would wait for it."""
+    if not 0 <= root_rank < current().size:
+        raise errors.GraphError(f"root_rank={root_rank}: there are workers 0 to {current().size - 1}. Choose one.")

@@ -16,7 +16,9 @@ __all__ = [
     "Compression",
     "DistributedOptimizer",
     "Sum",
+    "allgather",
     "allreduce",
+    "broadcast",
     "broadcast_global_variables",
     "broadcast_variables",
     "init",
@@ -108,12 +110,55 @@ def allreduce(
     op = op or (Sum if average is False else Average)
     if op not in (Average, Sum):
         raise errors.GraphError(f"allreduce(op={op!r}): values are averaged or added. Take Average or Sum.")
-    tensor, cluster = tf.convert_to_tensor(tensor), program.current()
+    tensor = tf.convert_to_tensor(tensor)
     sent = tensor if compression is None or not tensor.dtype.is_floating else tf.cast(tensor, compression)
-    if cluster.size > 1:
-        name = f"allreduce {name or 'number'}"
-        name = f"{name} {Keys.of(v1.get_default_graph()).count(name)}"
-        meaning = f"{op} of {described(tensor.dtype, tensor.shape)}"
-        with v1.name_scope("allreduce"), cluster.operations({name: meaning}):
-            sent = collectives.reduce(tf.identity(sent), cluster.size, name, "Div" if op == Average else "Id")
-    return tf.cast(sent, tensor.dtype)
+    result = _between_workers(
+        "allreduce",
+        name,
+        sent,
+        f"{op} of {described(tensor.dtype, tensor.shape)}",
+        lambda value, size, name: collectives.reduce(value, size, name, "Div" if op == Average else "Id"),
+    )
+    return tf.cast(result, tensor.dtype)
+
+
+def allgather(tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
+    """Returns the rows of all workers, in their order. It has no gradient.
+
+    Each may have any number of rows [rows, ...]; the rest of the shape is the same. name: as for allreduce.
+    """
+    tensor = tf.convert_to_tensor(tensor)
+    return _between_workers(
+        "allgather",
+        name,
+        tensor,
+        f"rows of {described(tensor.dtype, tensor.shape[1:])}",
+        lambda value, size, name: collectives.gather([value], size, name)[0][0],
+    )
+
+
+def broadcast(tensor: tf.Tensor, root_rank: int, name: str | None = None) -> tf.Tensor:
+    """Returns worker root_rank's tensor, of a known shape that is the same in all workers, in all of them. It has no
+    gradient. name: as for allreduce."""
+    distributed.check_rank(root_rank)
+    tensor = tf.convert_to_tensor(tensor)
+    return _between_workers(
+        "broadcast",
+        name,
+        tensor,
+        f"{described(tensor.dtype, tensor.shape)} of worker {root_rank}",
+        lambda value, size, name: collectives.broadcast(
+            value if rank() == root_rank else None, tensor.dtype, tensor.shape, size, name
+        ),
+    )
+
+
+def _between_workers(kind: str, name: str | None, tensor: tf.Tensor, meaning: str, make) -> tf.Tensor:
+    """Returns make(tensor, size, name) once the workers agree on `meaning`; the tensor for one worker."""
+    cluster = program.current()
+    if cluster.size == 1:
+        return tf.identity(tensor)
+    name = f"{kind} {name or 'number'}"
+    name = f"{name} {Keys.of(v1.get_default_graph()).count(name)}"
+    with v1.name_scope(kind), cluster.operations({name: meaning}):
+        return make(tf.identity(tensor), cluster.size, name)

@@ -38,6 +38,10 @@ def allreduce_at_once(value, name=None, average=True):
     return _backend.get_session().run(horovod.allreduce(tf.constant(value), average, name=name))
 
 
+def broadcast_at_once(value, root_rank, name=None):
+    return _backend.get_session().run(horovod.broadcast(tf.constant(value), root_rank, name))
+
+
 def BroadcastGlobalVariablesCallback(root_rank, device=""):  # noqa: N802
     """Gives all workers the values of one, before training."""
     return tf_keras.callbacks.LambdaCallback(

@@ -81,6 +81,7 @@ horovod.tensorflow.DistributedGradientTape       use: DistributedOptimizer, in a
 horovod.tensorflow.mpi_ops                       HOROVOD
 horovod.keras                                    HOROVOD
 horovod.keras.allreduce                          HOROVOD:allreduce_at_once
+horovod.keras.broadcast                          HOROVOD:broadcast_at_once
 horovod.keras.callbacks                          HOROVOD
 horovod.keras.callbacks.LearningRateScheduleCallback  use: keras.callbacks.LearningRateScheduler
 horovod.keras.callbacks.LearningRateWarmupCallback  use: keras.callbacks.LearningRateScheduler, with hvd.size()
