@@ -5,6 +5,7 @@ Its handler prints, lines on standard output and notices on standard error. A pr
 behind it does not end a run. TensorFlow is imported by `import_tensorflow` only.
 """
 
+import argparse
 import contextlib
 import gc
 import logging
@@ -81,6 +82,13 @@ def enumeration(names: Sequence[str], most: int) -> str:
 def one_line(text: str | os.PathLike) -> str:
     """Returns a text or a path in printable characters, with escapes for line ends, undecodable bytes and the like."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in os.fspath(text))
+
+
+def count(text: str) -> int:
+    """Reads a whole number above 0, for programs whose options argparse reads."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
 
 
 def import_tensorflow(talkative: bool = False) -> None:
