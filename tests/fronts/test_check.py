@@ -90,6 +90,15 @@ def test_what_shows_nothing_is_said_so():
     assert line.startswith("*** towers: nothing to compare: every gradient of the loss is 0")
 
 
+def test_variables_beyond_memory_are_compared_in_float32_or_not_at_all(monkeypatch, capsys):
+    model = parallel(keras.layers.Dense(8))
+    monkeypatch.setattr(comparison.host, "free_memory", lambda: 8 * 4 * 400)
+    assert model.check(X, Y).endswith("In float64: 205 numbers in variables would take 0 GiB of memory")
+    monkeypatch.setattr(comparison.host, "free_memory", lambda: 8 * 4 * 200)
+    model.fit(X, Y, verbose=0)
+    assert "not compared with one device, as that fails: 205 numbers in variables" in capsys.readouterr().out
+
+
 def test_too_few_examples_are_refused():
     with pytest.raises(errors.ConfigError, match="fewer than 4 examples, one for each of 2 towers in 2 steps"):
         parallel().check(X[:3], Y[:3])

@@ -145,9 +145,9 @@ def test_a_tensor_of_an_earlier_call_is_named():
 
 def test_variables_beyond_memory_are_compared_in_float32(monkeypatch):
     numbers = 3 * (4 * 8 + 8 + 8 * 3 + 3) + 2  # weights, momenta, moving averages; counters of steps and examples
-    monkeypatch.setattr(towers.host, "free_memory", lambda: 64 * numbers - 1)
+    monkeypatch.setattr(comparison.host, "free_memory", lambda: 64 * numbers - 1)
     assert compared(plain).line.endswith(f"In float64: {numbers} numbers in variables would take 0 GiB of memory")
-    monkeypatch.setattr(towers.host, "free_memory", lambda: 64 * numbers)
+    monkeypatch.setattr(comparison.host, "free_memory", lambda: 64 * numbers)
     assert ", float64; " in compared(plain).line
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
-from tower_train import console, errors
+from tower_train import console, errors, host
 
 LOSS, GRADIENT = "the loss", "the gradient of "
 STEPS, EACH = 2, 4  # of a comparison; examples of a tower
@@ -286,6 +286,14 @@ def announce(count: int, seconds: float, how_not: str, say: Callable[[str], None
     if seconds > _LONG_SECS:
         say(f"towers:   comparing {count} with 1, for about {seconds:.0f} s ({how_not} leaves it out)")
     return seconds > _LONG_SECS
+
+
+def check_memory(numbers: int, dtype: str | None) -> None:
+    """Raises MemoryError if so many numbers in variables leave no place for several trainings, and what is fetched of
+    each. dtype: of the comparison."""
+    needed = 8 * numbers * (8 if dtype == "float64" else 4)  # eight times, as seen
+    if needed > (host.free_memory() or needed):
+        raise MemoryError(f"{numbers:,} numbers in variables would take {needed / 2**30:.0f} GiB of memory")
 
 
 def examples_of_tower(there: int, count: int) -> int:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tower_train import host
 from tower_train.config import Config
 from tower_train.data.arrays import fetcher
 from tower_train.examples import Examples
@@ -58,8 +57,7 @@ def compare_towers(workload: Workload, examples: Examples, config: Config, graph
     examples, is_by_tower = _at_hand(examples, STEPS * several.global_batch), config.batch_norm == "tower"
 
     def compare(dtype: str) -> Outcome:
-        if dtype == "float64":
-            _check_memory(graph)
+        comparison.check_memory(sum(v.shape.num_elements() or 0 for v in graph.saved.variables), dtype)
 
         def make(config: Config, **changes) -> Trial:
             return Trial(workload, examples, dataclasses.replace(config, dtype=dtype, **changes))
@@ -72,14 +70,6 @@ def compare_towers(workload: Workload, examples: Examples, config: Config, graph
 
 def _tower_ops(graph: TrainingGraph) -> list[tf.Operation]:
     return [op for op in graph.graph.get_operations() if op.name.startswith("tower_0/")]
-
-
-def _check_memory(graph: TrainingGraph) -> None:
-    """Raises MemoryError if the variables of three trainings in float64, and what is fetched of each, have no place."""
-    numbers = sum(variable.shape.num_elements() or 0 for variable in graph.saved.variables)
-    needed = 64 * numbers  # eight times, as seen, of 8 bytes
-    if needed > (host.free_memory() or needed):
-        raise MemoryError(f"{numbers:,} numbers in variables would take {needed / 2**30:.0f} GiB of memory")
 
 
 def _configs(config: Config, graph: TrainingGraph) -> tuple[Config, Config]:

@@ -72,6 +72,7 @@ def compare_steps(parallel, batches: Sequence, spec, is_first: bool = False) -> 
     rows = list(itertools.islice(itertools.cycle(_rows(batches, count, each)), steps))
 
     def compare(dtype: str) -> Outcome:
+        comparison.check_memory(numbers, dtype)
         float64 = compat.in_float64(variables) if dtype == "float64" else contextlib.nullcontext()
         with float64, compat.replaced(alone, "train_function", None):  # which is traced anew
             trial = _Trial(variables, alone, rows, spec, is_float64=dtype == "float64")

@@ -77,6 +77,7 @@ def _compared(
                 count, size = 2, 2 * max(1, each // 2)
                 one = train(devices[:1], size)
             first, done = one.after[0].variables, [one.after]
+            comparison.check_memory(sum(value.size for value in first.values()), one.dtype.name)
 
             def train_one(begin: Arrays) -> list[Values]:
                 return done.pop() if done else train(devices[:1], size, first | begin).after
