@@ -90,7 +90,7 @@ def test_what_shows_nothing_is_said_so():
     assert line.startswith("*** towers: nothing to compare: every gradient of the loss is 0")
 
 
-def test_variables_beyond_memory_are_compared_in_float32_or_not_at_all(monkeypatch, capsys):
+def test_variables_beyond_memory_are_compared_in_float32_or_not_at_all(compared, monkeypatch, capsys):
     model = parallel(keras.layers.Dense(8))
     monkeypatch.setattr(comparison.host, "free_memory", lambda: 8 * 4 * 400)
     assert model.check(X, Y).endswith("In float64: 205 numbers in variables would take 0 GiB of memory")
