@@ -33,9 +33,10 @@ for towers in (1, 3):
     print([each.tolist() for each in model.get_weights()])
 """
 KERAS_3 = """
-import keras, numpy as np
+import keras, numpy as np, tensorflow as tf
 import keras.backend.tensorflow_backend as K
 from keras import losses
+assert np.mean(tf.nn.dropout(tf.ones([1000]), 0.9) > 0) > 0.5  # 0.9 are kept
 from keras.utils.training_utils import multi_gpu_model
 from tensorflow.examples.tutorials.mnist import input_data  # imported for its reader, in either mode
 layer = keras.layers.Dense(np.prod((1,)), use_bias=False, kernel_initializer="zeros", input_shape=(1,))

@@ -91,6 +91,7 @@ horovod.torch                                    use: torch.nn.parallel.Distribu
 _OF_KERAS_3 = """
 tensorflow                                       tensorflow V1
 tensorflow.__version__                           tensorflow:__version__
+tensorflow.nn                                    V1:nn
 keras                                            keras keras._tf_keras.keras
 keras.__version__                                keras:__version__
 keras.backend.get_value                          keras:ops.convert_to_numpy
