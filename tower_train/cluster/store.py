@@ -70,7 +70,7 @@ class WorkerStatus:
 
     @property
     def has_mistake(self) -> bool:
-        """Whether it has failed, and not because another worker was missing: it will not start itself again."""
+        """Returns whether it has failed, and not because another worker was missing: it will not start itself again."""
         return self.state is WorkerState.FAILED and self.exit_status != errors.WorkerError.exit_status
 
     def to_json(self) -> str:

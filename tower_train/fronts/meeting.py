@@ -123,7 +123,7 @@ class Towers:
 
     @property
     def are_here(self) -> bool:
-        """Whether this place of the program is in the graph of the towers, not in a branch, loop or function."""
+        """Returns whether this place is in the graph of the towers, not in a branch, a loop or a function."""
         return v1.get_default_graph() is self._graph and compat.control_flow() is self._flow
 
     def _check_place(self) -> None:

@@ -57,7 +57,7 @@ class TowerModel(keras.Model):
 
     @property
     def stop_training(self) -> bool:
-        """Whether `fit` ends after this batch or epoch."""
+        """Returns whether `fit` ends after this batch or epoch."""
         return self.template.stop_training
 
     @stop_training.setter
