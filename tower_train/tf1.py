@@ -81,6 +81,8 @@ def _check(program, find) -> int:
             find(name)
         except errors.ConfigError as error:
             missing.setdefault(str(error), {})[place] = None
+    for name, place in program.of_python_2:
+        missing.setdefault(f"{name} is of Python 2. Convert it first: 2to3 -w (of Python 3.12).", {})[place] = None
     for why, places in missing.items():
         console.say(f"{', '.join(places)}: {why}")
     kind = "Keras 3, eagerly" if program.uses_keras_3 else "TensorFlow 1's behaviour, with Keras 2"

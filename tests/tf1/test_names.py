@@ -70,6 +70,7 @@ def test_a_thing_with_several_names_has_one(name, one):
 
 def test_check_lists_names_with_lines_and_replacements(tmp_path):
     source = "import tensorflow as tf\nx = tf.contrib.quantize.Q\nimport keras, net.model\nkeras.optimizers.rmsprop\n"
+    source += "from functools import reduce\nfor i in xrange(reduce(min, [1, 2])):\n  pass\n"
     (tmp_path / "old.py").write_text(source)
     (tmp_path / "net").mkdir()  # whose files import what is beside them
     (tmp_path / "net" / "model.py").write_text("from . import saving\n")
@@ -82,7 +83,8 @@ def test_check_lists_names_with_lines_and_replacements(tmp_path):
     missing = "tensorflow.contrib.quantize.Q is not there. Replacement: the package"
     assert re.search(f"^old.py:2: {missing}", done.stdout, re.M)
     assert re.search(r"package/loss.py:2: tensorflow.contrib.graph_editor.sgv .* tf.recompute_grad", done.stdout, re.M)
-    assert "Missing names: 2." in done.stdout
+    assert "old.py:6: xrange is of Python 2. Convert it first: 2to3 -w" in done.stdout
+    assert "Missing names: 3." in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ _OF_GRAPHS |= {"gradients", "learning_phase", "set_learning_phase"}
 _OF_NO_GRAPHS = set(
     "keras losses metrics optimizers initializers logging gfile set_random_seed python examples".split()
 )
+_OF_PYTHON_2 = set("execfile raw_input reduce xrange".split())  # not unicode, which programs for both ask for
 _FRONTS = {  # {a word in a program: what its towers go through}
     "multi_gpu_model": "keras.utils.multi_gpu_model: tower_train's for a Keras 3 model, the published one for Keras 2",
     "MirroredStrategy": "an Estimator with a strategy, by the towers of tower_train.estimator",
@@ -34,6 +35,7 @@ class Program:
     def __init__(self, path: str):
         # [(a dotted name from its root on, such as tensorflow.contrib.slim; FILE:LINE)]
         self.uses: list[tuple[str, str]] = []
+        self.of_python_2: list[tuple[str, str]] = []  # [(a name that only Python 2 has; FILE:LINE)]
         self.words: set[str] = set()  # all words of its files
         self.has_tensors = False  # outside of layers: of an iterator, or of a model's add_loss
         files = [pathlib.Path(path)]
@@ -85,6 +87,11 @@ class Program:
                 meanings.pop(getattr(node, "id", getattr(node, "arg", None)), None)
         uses += [(_dotted(node, meanings) or "", node) for node in nodes if isinstance(node, ast.Attribute)]
         self.uses += [(name, f"{file}:{node.lineno}") for name, node in uses if name.partition(".")[0] in names.ROOTS]
+        loads = [node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+        bound = {getattr(node, "name", getattr(node, "arg", getattr(node, "id", None))) for node in {*nodes} - {*loads}}
+        bound |= {node.asname for node in nodes if isinstance(node, ast.alias)}
+        old = [node for node in loads if node.id in _OF_PYTHON_2 - bound]
+        self.of_python_2 += [(node.id, f"{file}:{node.lineno}") for node in old]
         return imported
 
 
