@@ -54,8 +54,9 @@ class Workload:
     # (outputs, labels) -> scalar, the mean over the given batch; or an object of keras.losses. It takes `weights` too
     # if labels are Weighted
     loss: Callable[[Tensors, Tensors], tf.Tensor] = softmax_cross_entropy
-    # (outputs, labels) -> {name: float [batch]}; evaluation averages each over all examples. Or a sequence of
-    # keras.metrics objects, of all examples. The first one decides which checkpoint is the best
+    # (outputs, labels) -> {name: float [batch]}; evaluation averages each over all examples. Or a sequence of metrics
+    # of the whole set: keras.metrics objects, and functions (outputs, labels) -> a number, of numpy arrays of all
+    # examples. The first one decides which checkpoint is the best
     metrics: Callable[[Tensors, Tensors], Mapping[str, tf.Tensor]] | Sequence[Any] = classification_metrics
     # {name of a metric: 'min' or 'max'}, what is best; known of the trainer's own
     mode: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False, kw_only=True)
@@ -99,12 +100,11 @@ class Workload:
                 raise errors.ConfigError(
                     f"workload {self.name}: mode={{{name!r}: {value!r}}}; it must be {MIN!r} or {MAX!r}."
                 )
-        listed = isinstance(self.metrics, list | tuple)
-        for metric in self.metrics if listed else [self.metrics]:
-            if not (hasattr(metric, "update_state") or callable(metric) and not listed):
+        for metric in self.metrics if isinstance(self.metrics, list | tuple) else [self.metrics]:
+            if not (callable(metric) or hasattr(metric, "update_state")):
                 raise errors.ConfigError(
                     f"workload {self.name}: metrics has {metric!r}. Give keras.metrics objects, such as "
-                    "keras.metrics.AUC(), or one function of (outputs, labels) instead of the list."
+                    "keras.metrics.AUC(), or functions of (outputs, labels)."
                 )
         options = [field.name for field in dataclasses.fields(config.Config)]
         for name in self.recipe:
