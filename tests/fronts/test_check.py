@@ -178,7 +178,9 @@ def test_a_first_fit_of_towers_that_differ_names_the_layer_unless_it_compares_no
     parallel(Centered(), check_towers="never").fit(X, Y, batch_size=8, verbose=0)
 
 
-def test_a_first_train_on_batch_compares_if_it_can_and_then_trains_as_if_it_had_not(compared, capsys):
+def test_a_first_train_on_batch_compares_if_it_can_and_then_trains_as_if_it_had_not(compared, capsys, monkeypatch):
+    monkeypatch.setattr(comparison, "_LONG_SECS", 1e9)
+
     def trained(count, **options):
         model = parallel(keras.layers.Dense(8), keras.layers.Dropout(0.5), **options)
         return [model.train_on_batch(X[:count], Y[:count], WEIGHTS[:count]) for _ in range(2)]

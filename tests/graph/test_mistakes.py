@@ -101,10 +101,9 @@ NETWORKS = {  # {what: (network, options, words of the GraphError)}
     "a momentum of 1": (in_group(momentum=1.0), {}, "momentum=1.0"),
     # Draws that belong to no example.
     "a rate of 1": (drawing(lambda: layers.dropout(tf.ones([8, 2]), 1.0, True)), {}, r"dropout\(rate=1.0\): the rate"),
-    "24 rows": (drawing(lambda: layers.random_normal([24], name="a")), {}, "a draws .* 24 rows .* or give the number"),
+    "24 rows": (drawing(lambda: layers.random_normal([24], name="a")), {}, "a draws .* 24 rows .* where a row is"),
     "no rows": (drawing(lambda: layers.random_uniform([])), {}, "no rows for the tower's 8 examples"),
     "unknown rows": (drawing(lambda: layers.dropout(v1.placeholder(tf.float32, [None]), 0.5, True)), {}, "an unknown"),
-    "sizes": (drawing(lambda: layers.dropout(tf.ones([8, 2]), 0.5, True, [1])), {}, "1 sizes for inputs of 2"),
     "recomputed": (
         lambda x: tf.recompute_grad(lambda x: layers.dropout(x, 0.5, True))(weights(x)),
         {},
