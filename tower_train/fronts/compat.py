@@ -34,6 +34,7 @@ from keras.src.trainers import data_adapters, trainer
 from keras.src.utils import python_utils
 from tensorflow.core.framework.device_attributes_pb2 import DeviceAttributes
 from tensorflow.python.autograph.core import ag_ctx, converter
+from tensorflow.python.autograph.core import config as conversions
 from tensorflow.python.autograph.impl import api as autograph
 from tensorflow.python.client import device_lib, session
 from tensorflow.python.eager import context, record
@@ -269,6 +270,9 @@ def intercepted_assignments(assign: Callable[[Callable, keras.Variable, Any], No
     """Assigns to Keras variables by assign(original, variable, value); a context manager."""
     return replaced_here(keras.Variable, _direct_assign=assign)
 
+
+# AutoGraph is for a program's functions: ours, which these call, took seconds to convert.
+conversions.CONVERSION_RULES = (conversions.DoNotConvert("tower_train"), *conversions.CONVERSION_RULES)
 
 Assigns = Callable[[Callable[[], Any], tf.Variable, Callable[[], Any]], Any]
 
