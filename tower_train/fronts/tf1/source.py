@@ -13,8 +13,10 @@ from tower_train import errors
 from tower_train.fronts.tf1 import names
 
 # Parts of names of Keras and others by which a program has graphs and sessions.
-_OF_GRAPHS = {"get_session", "set_session", "placeholder", "horovod", "train", "estimator", "backend.function"}
-_OF_GRAPHS |= {"gradients", "learning_phase", "set_learning_phase"}
+_OF_GRAPHS = set(
+    "get_session set_session placeholder horovod train estimator backend.function gradients learning_phase "
+    "set_learning_phase".split()
+)
 # Parts of tensorflow, not there today, that also programs of Keras without graphs use.
 _OF_NO_GRAPHS = set(
     "keras losses metrics optimizers initializers logging gfile set_random_seed python examples".split()
