@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import types
 
 import numpy as np
 import tensorflow as tf
@@ -101,12 +102,17 @@ def assert_same(found, expected, tolerance=1e-9):
         np.testing.assert_allclose(found[1][name], value, rtol=0, atol=limit, err_msg=name)
 
 
-def compared(workload, examples, **options):
-    """The comparison of a workload's towers, two unless told, with one, as at the start of a run."""
+def compared(workload, examples, builds_run=False, normalizes=False, **options):
+    """The comparison of a workload's towers, two unless told, with one, as at the start of a run.
+
+    builds_run: its graph, for its variables and operations; else it is told only whether the run normalises batches.
+    """
     from tower_train.proof import towers
 
     config = workload.config(
         **dict(num_gpus=2, device="cpu", optimizer="momentum", learning_rate=0.01, summary_every_steps=0) | options
     )
-    graph = build(workload, examples, config, devices.place(config))
-    return towers.compare_towers(workload, examples, config, graph)
+    plan = step_plan.plan_step(workload, examples, config, devices.place(config))
+    graph = types.SimpleNamespace(layout=plan.layout, compared=types.SimpleNamespace(normalizes=normalizes))
+    graph.graph, graph.saved = tf.Graph(), types.SimpleNamespace(variables=())
+    return towers.compare_towers(workload, examples, config, training.build_step(plan) if builds_run else graph)

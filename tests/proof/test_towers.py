@@ -16,6 +16,7 @@ from toy_workload import network as plain
 import cifar10
 from tower_train import Config, Workload, errors, layers
 from tower_train.proof import comparison, towers
+from tower_train.run import plan
 from tower_train.workload import DataRequest
 from tower_train.workloads import image_folder
 
@@ -29,13 +30,13 @@ def compared(inference, loss=None, **options):
     return trainings.compared(workload, EXAMPLES, **dict(batch_size=8) | options)
 
 
+def linear(features, training):
+    return layer("out", features, 3)
+
+
 def normalized(features, training):
-    hidden = layers.batch_normalization(layer("a", features, 8), training)
-    return layer("b", layers.dropout(tf.nn.relu(hidden), 0.5, training), 3)
-
-
-def in_float32(features, training):
-    return plain(tf.cast(features, tf.float32), training)
+    hidden = layers.batch_normalization(layer("a", features, 3), training)
+    return layers.dropout(hidden, 0.5, training)
 
 
 def with_others(features, training):
@@ -50,23 +51,26 @@ def kinked(features, training):
     bend = tf.compat.v1.get_variable("bend", [], tf.float32, tf.ones_initializer())
     rounding = 2.0**-23
     lesser = 20 * rounding if features.shape[0] == 4 else 0.0
-    return in_float32(features, training) + [1e-3, 0, 0] * tf.nn.relu(bend * (1 + lesser) - (1 + 8 * rounding))
+    return plain(tf.cast(features, tf.float32), training) + [1e-3, 0, 0] * tf.nn.relu(
+        bend * (1 + lesser) - (1 + 8 * rounding)
+    )
 
 
 @pytest.mark.parametrize(
-    ("inference", "options", "dtype", "least"),
+    ("inference", "options", "dtype", "least", "mode"),
     [
-        (plain, {}, "float64", 1e-14),
-        (plain, MIRRORED | dict(dtype="bfloat16", optimizer="adam"), "float64", 1e-14),
-        (plain, IN_TURN, "float64", 1e-14),
-        (normalized, dict(optimizer="adam"), "float64", 1e-11),  # of a bias whose gradient is rounding only
-        (in_float32, MIRRORED, "float32", 1e-5),
-        (with_others, {}, "float32", 1e-5),
-        (kinked, dict(batch_size=4), "float32", 1e-3),
+        (plain, MIRRORED | dict(dtype="bfloat16", optimizer="adam"), "float64", 1e-14, ("mirrored", 2, 1)),
+        (plain, MIRRORED | IN_TURN, "float64", 1e-14, ("cpu", 1, 2)),
+        (with_others, {}, "float32", 1e-5, ("cpu", 2, 1)),
+        (kinked, dict(batch_size=4), "float32", 1e-3, ("cpu", 2, 1)),
     ],
 )
-def test_towers_that_are_one_are_shown_to_be(inference, options, dtype, least):
+def test_towers_that_are_one_are_shown_to_be_in_the_runs_own_mode(inference, options, dtype, least, mode, monkeypatch):
+    built, build = [], towers.Trial
+    monkeypatch.setattr(towers, "Trial", lambda *args: built.append(args[2]) or build(*args))
     outcome = compared(inference, **options)
+    modes = [(each.variable_update, each.num_gpus, each.accumulate_steps) for each in built]
+    assert modes[0] == ("cpu", 1, 1) and modes[-1] == mode
     assert outcome.line.startswith("towers:   2 equal 1 on this network to ")
     assert f" (2 steps of 8 examples, {dtype}" in outcome.line
     assert outcome.relative < least and outcome.towers == 2 and not outcome.differs
@@ -84,36 +88,23 @@ def test_a_gradient_of_nothing_but_roundings_is_no_difference():
     assert not compared(shifted, optimizer="adam").differs
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, ("cpu", 2, 1)),
-        (MIRRORED, ("mirrored", 2, 1)),
-        (IN_TURN, ("cpu", 1, 2)),
-        (MIRRORED | IN_TURN, ("cpu", 1, 2)),
-    ],
-)
-def test_the_towers_are_compared_in_the_runs_own_mode(options, expected, monkeypatch):
-    built, build = [], towers.Trial
-    monkeypatch.setattr(towers, "Trial", lambda *args: built.append(args[2]) or build(*args))
-    compared(plain, **options)
-    assert [(each.variable_update, each.num_gpus, each.accumulate_steps) for each in built] == [("cpu", 1, 1), expected]
-
-
 def test_batches_that_are_normalised_in_turn_are_compared_with_as_many_of_one_tower():
-    assert "nothing to compare: there is one, whose 2 batches of a step" in compared(normalized, **IN_TURN).line
-    outcome = compared(normalized, accumulate_steps=2, variable_update="mirrored")
+    line = compared(normalized, normalizes=True, **IN_TURN).line
+    assert "nothing to compare: there is one, whose 2 batches of a step" in line
+    outcome = compared(normalized, normalizes=True, accumulate_steps=2, variable_update="mirrored")
     assert outcome.relative < 1e-11 and not outcome.differs
     assert "   2 equal 1, each with 2 batches in turn, on this network to " in outcome.line
     assert "batch normalisation over all towers turn by turn" in outcome.line
 
 
 def test_towers_that_normalise_by_themselves_are_not_said_to_equal_one():
-    outcome = compared(normalized, batch_norm="tower")
+    """With Adam, for which the gradient of a bias that is normalised, nothing but rounding, is a whole step."""
+    outcome = compared(normalized, normalizes=True, batch_norm="tower", optimizer="adam")
     assert re.match(
         r"\*\*\* towers: 2 are not 1 with batch_norm=tower: .* differs by \de-0[123] on .* by \de-1\d with ",
         outcome.line,
     )
+    assert outcome.relative < 1e-11 and not outcome.differs
 
 
 def summed(logits, labels):
@@ -143,68 +134,60 @@ def test_a_tensor_of_an_earlier_call_is_named():
         compared(network)
 
 
-def test_variables_beyond_memory_are_compared_in_float32(monkeypatch):
-    numbers = 3 * (4 * 8 + 8 + 8 * 3 + 3) + 2  # weights, momenta, moving averages; counters of steps and examples
+def test_a_large_network_is_compared_in_float32_and_not_compiled(monkeypatch):
+    numbers = 3 * (4 * 3 + 3) + 2  # weights, momenta, moving averages; counters of steps and examples
     monkeypatch.setattr(comparison.host, "free_memory", lambda: 64 * numbers - 1)
-    assert compared(plain).line.endswith(f"In float64: {numbers} numbers in variables would take 0 GiB of memory")
-    monkeypatch.setattr(comparison.host, "free_memory", lambda: 64 * numbers)
-    assert ", float64; " in compared(plain).line
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (lambda logits: 0 * logits, "every gradient of the loss is 0 (2 steps of 8 examples, float64; "),
-        (
-            lambda logits: logits + tf.sqrt(0 * logits),
-            "the loss is not finite, or its gradients (2 steps of 8 examples, float64; ",
-        ),
-    ],
-)
-def test_what_shows_nothing_is_said_so(change, why):
-    outcome = compared(plain, lambda logits, labels: tf.reduce_mean(change(logits)))
-    assert outcome.line.startswith(f"*** towers: nothing to compare: {why}")
-    assert not outcome.differs and outcome.relative is None
-
-
-@pytest.mark.parametrize(
-    "network", [lambda x, training: tf.cast(tf.cast(plain(x, training), tf.bfloat16), x.dtype), normalized]
-)
-def test_a_sum_is_no_rounding_of_bfloat16_nor_a_matter_of_what_is_normalised(network):
-    with pytest.raises(errors.GraphError, match="the loss is a sum over the batch"):
-        compared(network, summed)
-
-
-def test_a_difference_can_be_allowed():
-    outcome = compared(plain, summed, allow_differences=True)
-    assert outcome.line.startswith("*** 2 towers differ from 1 on this network: ") and outcome.relative > 0.1
-
-
-def out_of_range(features, training):
-    """Converts what is no int32, of which XLA makes another."""
-    return plain(features + tf.cast(tf.cast(1e20 * features, tf.int32), features.dtype) / 2**32, training)
-
-
-def test_towers_that_a_run_compiles_are_compared_compiled_but_for_large_ones(monkeypatch):
-    outcome = compared(out_of_range, jit_compile="always")
-    assert ", compiled; " in outcome.line and outcome.relative < 1e-11
     monkeypatch.setattr(towers, "_MOST_COMPILED", 0)
-    assert ", not compiled as the run is; " in compared(plain, jit_compile="always").line
+    line = compared(linear, builds_run=True, jit_compile="always").line
+    assert ", float32, not compiled as the run is; " in line
+    assert line.endswith(f"In float64: {numbers} numbers in variables would take 0 GiB of memory")
+    comparison.check_memory(numbers - 1, "float64")
+    comparison.check_memory(2 * numbers - 1, "float32")
+
+
+def test_a_sum_is_no_rounding_of_bfloat16_and_can_be_allowed():
+    def network(features, training):
+        return tf.cast(tf.cast(linear(features, training), tf.bfloat16), features.dtype)
+
+    outcome = compared(network, summed, allow_differences=True)
+    assert outcome.line.startswith("*** 2 towers differ from 1 on this network: ") and outcome.relative > 0.1
+    assert "the loss is a sum over the batch" in outcome.differs
+
+
+def test_a_sum_is_no_matter_of_what_is_normalised():
+    with pytest.raises(errors.GraphError, match="the loss is a sum over the batch"):
+        compared(normalized, summed)
+
+
+def test_towers_that_a_run_compiles_are_compared_compiled():
+    """XLA converts what is no int32 to another number than TensorFlow does."""
+
+    def network(features, training):
+        return linear(features + tf.cast(tf.cast(1e20 * features, tf.int32), features.dtype) / 2**32, training)
+
+    outcome = compared(network, jit_compile="always")
+    assert ", compiled; " in outcome.line and outcome.relative < 1e-11
 
 
 def test_a_run_compares_once_for_a_number_of_towers_and_a_mode(tmp_path, capsys):
-    def start(steps, **options):
-        jobs.train_toy(tmp_path, max_steps=steps, check_towers="auto", **options)
-        return [line for line in capsys.readouterr().out.splitlines() if "equal 1 on this network" in line]
+    def start(steps):
+        jobs.train_toy(tmp_path, max_steps=steps, check_towers="auto")
+        return capsys.readouterr().out.count("equal 1 on this network"), jobs.read_json(tmp_path, "run.json")
 
-    assert len(start(2)) == 1
-    record = jobs.read_json(tmp_path, "run.json")["compared_with_one_tower"]
-    assert record["towers"] == 2 and record["relative"] < 1e-14 and not record["differs"]
-    assert start(4) == []
-    assert jobs.read_json(tmp_path, "run.json")["compared_with_one_tower"] == record
-    assert len(start(6, num_gpus=4, batch_size=4)) == 1  # another number is another promise
-    assert len(start(8, variable_update="mirrored")) == 1  # so is another mode
-    assert start(10, num_gpus=1, batch_size=16) == []
+    said, begun = start(2)
+    record = begun["compared_with_one_tower"]
+    assert said == 1 and record["towers"] == 2 and record["relative"] < 1e-14 and not record["differs"]
+    said, resumed = start(4)
+    assert said == 0 and resumed["compared_with_one_tower"] == record
+
+    settled = {name: value for name, value in resumed["config"].items() if name != "workload"}
+
+    def compares(**options):
+        start = types.SimpleNamespace(steps_done=4, before=resumed, config=Config(**settled | options))
+        return plan.Plan.is_to_be_compared.fget(start)
+
+    assert not compares() and not compares(num_gpus=1, accumulate_steps=2)
+    assert compares(num_gpus=4) and compares(variable_update="mirrored") and compares(batch_norm="tower")
 
 
 @pytest.mark.parametrize(
@@ -229,9 +212,14 @@ def test_a_workload_is_the_trainers_by_its_file_not_its_name(monkeypatch):
     assert towers.is_due(Config(num_gpus=2), "cifar10")
 
 
-def test_a_network_whose_batch_is_fixed_is_said_to_be_not_compared():
-    line = compared(lambda features, training: plain(tf.reshape(features, [8, 4]), training)).line
-    assert line.startswith("*** towers: not compared with one device, as that fails: Cannot reshape a tensor with ")
+def test_a_network_that_fails_is_said_to_be_not_compared_because_of_its_first_error():
+    """Of few examples or of float64; errors of other dtypes may be of those."""
+
+    def compare(dtype):
+        raise ValueError(f"Cannot reshape {dtype}.")
+
+    line = comparison.before_training(lambda: comparison.in_dtypes(["float64", "float32"], compare), "").line
+    assert line == "*** towers: not compared with one device, as that fails: Cannot reshape float64"
 
 
 # One rule of rounding for workloads, Keras models and Estimators.
@@ -264,6 +252,7 @@ def outcome(one, several):
         (2, 2.01, [2.00001], ""),
         (2, 2.01, [2, 2, 2.001], ""),  # further from the weights, less is explained
         (2, np.nan, [2.00001], ""),
+        (1, 1, [], "*** towers: nothing to compare: every gradient of the loss is 0"),
         (np.nan, 2, [], "*** towers: nothing to compare: the loss is not finite, or its gradients"),
         (np.nan, np.nan, [], "*** towers: nothing to compare: the loss is not finite, or its gradients"),
     ],
