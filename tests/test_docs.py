@@ -1,6 +1,7 @@
 """README.md and docs/: their programs train, and the options, links and paths that they name are there."""
 
 import dataclasses
+import functools
 import importlib
 import re
 import shlex
@@ -15,8 +16,9 @@ import sides
 import tensorflow as tf
 from PIL import Image
 
+import tower_train
 from cifar10 import Cifar10Options
-from tower_train import Config, EvaluateOptions, Workload, __main__, config, evaluate_run, train
+from tower_train import Config, EvaluateOptions, Workload, __main__, config, estimator, evaluate_run, train
 from tower_train.bench.sides import BenchmarkOptions
 from tower_train.options import command_line
 from tower_train.workloads import image_folder
@@ -24,10 +26,8 @@ from tower_train.workloads import image_folder
 PATHS = {path.name: path for folder in ("", "docs") for path in sorted((jobs.ROOT / folder).glob("*.md"))}
 PAGES = {name: path.read_text() for name, path in PATHS.items()}
 WAYS = {"by index": "arrays.fetcher", "TFRecord": "tf_records", "tf.data": "tf_data"}
-CONFIG = dict(
-    num_gpus=2, batch_size=16, optimizer="adam", learning_rate=0.01, summary_every_steps=0, check_towers="never"
-)
-NETWORK = "VGG16"  # in place of others, of which a tower takes up to ten seconds to build
+CONFIG = dict(batch_size=32, optimizer="adam", learning_rate=0.01, summary_every_steps=0, check_towers="never")
+MODULES = {"tower_train": "tower_train.__main__"}
 OTHERS = set(  # of scripts and other programs
     "cases check count data_dir durations evaluator flagfile help logdir minutes no-kill recipe seed seeds steps "
     "tf_xla_deterministic_cluster_names tf_xla_persistent_cache_directory thorough trials workers".split()
@@ -88,18 +88,15 @@ def test_examples_of_own_data_train_and_are_evaluated(marker, files, tmp_path):
     assert found.metrics["precision @ 1"].mean > 0.4
 
 
-def test_the_readmes_program_trains_by_its_command(tmp_path, monkeypatch, command):
-    [block] = filter(is_whole, blocks("README.md"))
-    (tmp_path / "spirals.py").write_text(block)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    [line] = [line for line in commands("README.md") if "--workload=spirals" in line]
-    status, stdout, stderr = command(__main__, *shlex.split(line)[3:])
-    assert status == 0, stderr
-    assert float(re.search(r"precision @ 1 = ([\d.]+)", stdout)[1]) > 0.98
+@pytest.fixture
+def unchecked(monkeypatch):
+    """No program's towers are compared: tests/fronts compares them."""
+    plain = functools.partial(tower_train.multi_gpu_model, check_towers="never")
+    monkeypatch.setattr(tower_train, "multi_gpu_model", plain)
+    monkeypatch.setattr(estimator.RunConfig, "check_towers", "never")
 
 
-def test_the_readmes_lines_train_a_keras_model():
+def test_the_readmes_lines_train_a_keras_model(unchecked):
     model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
     [source] = [block for block in blocks("README.md") if not is_whole(block)]
     before = model.get_weights()
@@ -108,7 +105,7 @@ def test_the_readmes_lines_train_a_keras_model():
 
 
 @pytest.mark.parametrize("marker", ["multi_gpu_model", "tf_estimator"])
-def test_a_program_to_migrate_to_runs(marker, tmp_path, monkeypatch):
+def test_a_program_to_migrate_to_runs(marker, unchecked, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     [source] = [block for block in blocks("migration.md") if is_whole(block) and marker in block]
     exec(source, {})
@@ -123,12 +120,21 @@ def test_every_piece_is_whole_or_says_that_it_is_a_part(page):
     assert PAGES[page].count("```") == 2 * len(blocks(page)), "a piece of another language"
 
 
+def few_layers(include_top=False, weights=None, input_shape=(32, 32, 3)):
+    """In place of a network of keras.applications, of which a tower takes seconds to build."""
+    inputs = keras.Input(input_shape)
+    return keras.Model(inputs, keras.layers.Conv2D(4, 3, 2)(inputs))
+
+
 @pytest.fixture
-def place(tmp_path, monkeypatch, cifar10_dir):
+def places(tmp_path, monkeypatch, cifar10_dir):
     """The current directory, with what the pages' commands read; {workload: where its data is}."""
     (tmp_path / "spirals.py").write_text(next(filter(is_whole, blocks("README.md"))))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
+    few_layers.__module__ = keras.applications.EfficientNetB0.__module__
+    monkeypatch.setattr(keras.applications, "EfficientNetB0", few_layers)
+    few_layers().save_weights("efficientnetb0.weights.h5")
     rng = np.random.default_rng(0)
     folders = [f"OCT2017/{split}/{kind}" for split in ("train", "val", "test") for kind in ("CNV", "DME")]
     for name in [*(f"{folder}/{i}.jpeg" for folder in folders for i in (1, 2)), "cat.jpg", "dog.png"]:
@@ -142,17 +148,19 @@ def place(tmp_path, monkeypatch, cifar10_dir):
 def smaller(words, places):
     """A command line of the trainer or the benchmark with a step, two towers, small batches and few systems."""
     given = dict(re.findall(r"^--(\w+)=(.*)$", "\n".join(words), re.MULTILINE))
+    if given.get("workload") == "spirals":
+        return [*words, "--check_towers=never"]
     if words[0] == "tower_train":
         changed = {"max_steps": 1, "batch_size": 2, "epochs": None, "eval_at_end": False, "check_towers": "never"}
-        changed |= {"num_gpus": 2} if "num_gpus" in given else {}
+        changed |= {"summary_every_steps": 0} | ({"num_gpus": 2} if "num_gpus" in given else {})
         changed |= {"seeds": "0,1"} if "seeds" in given else {}
-        changed |= {"image_size": 32, "network": NETWORK} if "network" in given else {}
+        changed |= {"image_size": 32} if "image_size" in given else {}
         changed |= {"log_every_steps": 1} | ({"eval_every_steps": 1} if "--keep_best" in words else {})
     elif words[0] == "cifar10.multi_gpu_train":
         changed = {"max_steps": 1, "batch_size": 2}
     elif words[0] == "tower_train.benchmark":
-        changed = {"rounds": 1, "seconds": 0.05, "batch_size": 8, "out": "out"}
-        changed |= {"quick": None, "towers": 1, "systems": given.get("systems", "port").partition(",")[0]}
+        changed = {"rounds": 1, "seconds": 0.05, "batch_size": 8, "out": "out", "quick": None, "towers": 1}
+        changed |= {"systems": given.get("systems", "port").partition(",")[0].rstrip("*")}
     else:
         return words
     if "data_dir" not in given and (directory := places.get(given.get("workload", "cifar10"))):
@@ -161,55 +169,40 @@ def smaller(words, places):
     return kept + jobs.flags(**{name: value for name, value in changed.items() if value is not None})
 
 
-def is_benchmark(line):
-    return " -m tower_train.benchmark" in line
-
-
 def kind(line):
     """Trainings are of a kind if they share the workload, with a network of Keras or none; other commands if equal."""
     workload = re.search(r"--workload=(\S+)", line)
     return (workload and workload[1], "--network" in line) if " -m tower_train " in line else line
 
 
-def is_known(line, page):
-    """Returns whether a command of its kind runs elsewhere, and no later one needs what this one writes."""
-    pages = list(PAGES)
-    others = [each for other in pages[: pages.index(page)] for each in commands(other)]
-    others += commands(page)[: commands(page).index(line)]
-    others += [each for other in pages for each in commands(other) if "--train_dir" in each]
-    return "--train_dir" not in line and kind(line) in map(kind, others)
+def is_elsewhere(line):
+    """Returns whether a command is for other machines or another program, or is a benchmark of a larger network:
+    tests/cifar10/test_rivals.py trains the sides of those."""
+    if " -m tower_train.benchmark" not in line:
+        return re.search("--worker_hosts|PROGRAM", line)
+    parsed = command_line.parse(shlex.split(line)[2:], BenchmarkOptions, "")
+    return parsed.model or parsed.workload != "cifar10"
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_commands_succeed_one_after_the_other(page, place, command):
-    """But for scripts and old programs, which have tests of their own, for those on other machines, and for benchmarks.
-    Of each kind one runs, the others are parsed."""
-    for line in commands(page):
+def test_commands_succeed_one_after_the_other(places, command):
+    """But for scripts and old programs, which have tests of their own, and for those on other machines. All trainings
+    are parsed. Those that write no train_dir run if they are the first of their kind; the README's program runs whole.
+    """
+    lines, done = dict.fromkeys(line for page in PAGES for line in commands(page)), set()
+    for line in sorted(lines, key=lambda line: "--train_dir" not in line):
         program, *words = shlex.split(line)
-        if words[:2] == ["-m", "tower_train"]:
-            __main__.parse(words[1:])  # as it stands; it runs smaller
         if program != "python":
             assert (jobs.ROOT / program).is_file(), line
-        elif not re.search("--worker_hosts|PROGRAM", line) and not is_benchmark(line) and not is_known(line, page):
-            if "--weights=" in line:
-                file = re.search(r"--weights=(\S+)", line)[1]
-                getattr(keras.applications, NETWORK)(include_top=False, weights=None).save_weights(file)
-            name, *words = smaller(words[1:], place)
-            status, _, stderr = command(__main__ if name == "tower_train" else importlib.import_module(name), *words)
+            continue
+        if words[1] == "tower_train":
+            __main__.parse(words[1:])  # as it stands; it runs smaller
+        words = smaller(words[1:], places)
+        if not ({line if "--train_dir" in line else kind(line), tuple(words)} & done or is_elsewhere(line)):
+            with sides.forking():
+                status, stdout, stderr = command(importlib.import_module(MODULES.get(words[0], words[0])), *words[1:])
             assert status == 0, (line, stderr)
-
-
-@pytest.mark.parametrize("line", sorted({line for page in PAGES for line in commands(page) if is_benchmark(line)}))
-def test_benchmarks_succeed(line, place, command):
-    """Those of larger networks are read only: tests/cifar10/test_rivals.py trains their sides."""
-    whole = shlex.split(line)[2:]
-    parsed = command_line.parse(whole, BenchmarkOptions, "")
-    if parsed.model or parsed.workload != "cifar10":
-        return
-    name, *words = smaller(whole, place)
-    with sides.forking():
-        status, _, stderr = command(importlib.import_module(name), *words)
-    assert status == 0, stderr
+            assert "=spirals" not in line or float(re.search(r"precision @ 1 = ([\d.]+)", stdout)[1]) > 0.98
+        done |= {kind(line), tuple(words)}
 
 
 @pytest.mark.parametrize("page", PAGES)
