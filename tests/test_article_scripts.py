@@ -6,6 +6,7 @@ import runpy
 import subprocess
 import sys
 
+import idx_files
 import jobs
 import keras
 import numpy as np
@@ -37,20 +38,6 @@ def test_help_and_mistakes_are_answered_without_a_line_of_tensorflows():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize(
-    "name, words, said",
-    [
-        ("keras_multi_gpu", ["--size=8"], "--size=8: .*at least 71"),
-        ("estimator_fashion_mnist", ["--data_dir=/missing"], "/missing/train-images-idx3-ubyte.gz"),
-        ("estimator_retinal_oct", ["--data_dir=/missing"], "/missing/train"),
-    ],
-)
-def test_what_cannot_be_trained_with_is_one_line(name, words, said):
-    done = jobs.command(f"scripts.{name}", *words)
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert re.search(said, done.stderr.splitlines()[-1]), done.stderr
-
-
 def small_network(keras, weights=None, input_shape=None, classes=None, include_top=True):
     """In place of one of keras.applications, of which a tower takes seconds to build."""
     features = inputs = keras.Input(shape=input_shape)
@@ -61,23 +48,40 @@ def small_network(keras, weights=None, input_shape=None, classes=None, include_t
     return keras.Model(inputs, features)
 
 
-def run_script(name, monkeypatch, *words):
-    """Runs a script here; returns its names."""
-    monkeypatch.setattr(sys, "argv", ["script", *words])
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Small networks, whose towers are not compared: tests/fronts compares them."""
     monkeypatch.setattr(tf.compat.v1.logging, "set_verbosity", lambda _: None)
-    plain = functools.partial(tower_train.multi_gpu_model, check_towers="never")  # towers are compared in tests/fronts
+    plain = functools.partial(tower_train.multi_gpu_model, check_towers="never")
     monkeypatch.setattr(tower_train, "multi_gpu_model", plain)
     monkeypatch.setattr(estimator.RunConfig, "check_towers", "never")
     for module, network in ((keras, "VGG19"), (tf_keras, "VGG16")):
         monkeypatch.setattr(module.applications, network, functools.partial(small_network, module))
-    script = runpy.run_path(jobs.ROOT / "scripts" / f"{name}.py")
-    assert script["main"]([]) == 0
-    return script
+
+
+def run_script(name, monkeypatch, *words, run_name="script"):
+    """Runs a script here; returns its names."""
+    monkeypatch.setattr(sys, "argv", ["script", *words])
+    return runpy.run_path(jobs.ROOT / "scripts" / f"{name}.py", run_name=run_name)
+
+
+def test_what_cannot_be_trained_with_is_one_line(monkeypatch, capfd):
+    for name, words, said in (
+        ("keras_multi_gpu", "--size=8", "--size=8: .*at least 71"),
+        ("estimator_fashion_mnist", "--data_dir=/missing", "/missing/train-images-idx3-ubyte.gz"),
+        ("estimator_retinal_oct", "--data_dir=/missing", "/missing/train"),
+    ):
+        with pytest.raises(SystemExit) as left:
+            run_script(name, monkeypatch, words, run_name="__main__")
+        stderr = capfd.readouterr().err
+        assert left.value.code == 2 and "Traceback" not in stderr
+        assert re.search(said, stderr.splitlines()[-1]), stderr
 
 
 def test_keras_on_several_towers_saves_the_plain_model(tmp_path, monkeypatch, capsys):
     saved = tmp_path / "vgg.keras"
-    run_script("keras_multi_gpu", monkeypatch, "--model=VGG19", "--size=32", "--samples=8", f"--save={saved}")
+    words = ["--model=VGG19", "--size=32", "--samples=8", f"--save={saved}"]
+    assert run_script("keras_multi_gpu", monkeypatch, *words)["main"]([]) == 0
     shown = capsys.readouterr()
     assert "2 towers on the CPU" in shown.err and f"Saved {saved}" in shown.out
     assert keras.models.load_model(saved).input_shape == (None, 32, 32, 3)
@@ -92,9 +96,15 @@ def timed(shown):
     return int(re.search(r"'global_step': (?:np\.int64\()?(\d+)", evaluated)[1])
 
 
-def test_fashion_mnist_as_an_estimator(monkeypatch, capsys):
-    run_script("estimator_fashion_mnist", monkeypatch, "--batch_size=1000")
-    assert timed(capsys.readouterr().out) == 3  # 6000 images, 2 towers of 1000
+def test_fashion_mnist_as_an_estimator(tmp_path, monkeypatch, capsys):
+    idx_files.write(tmp_path)
+    script = run_script("estimator_fashion_mnist", monkeypatch, "--batch_size=8", f"--data_dir={tmp_path}")
+    assert script["main"]([]) == 0
+    assert timed(capsys.readouterr().out) == 3  # 48 images, 2 towers of 8
+    images, labels = script["load"]("t10k", 12)
+    assert images.dtype == np.float32 and images.min() == 0 and images.max() == 1
+    script["options"].data_dir = None
+    assert [each.shape for each in script["load"]("train", 6)] == [(6, *images.shape[1:]), (6, *labels.shape[1:])]
 
 
 def test_retinal_images_from_folders_have_pixels_from_0_to_1(tmp_path, monkeypatch, capsys):
@@ -108,6 +118,7 @@ def test_retinal_images_from_folders_have_pixels_from_0_to_1(tmp_path, monkeypat
                 (folder / f"{label}-{i}.jpeg").write_bytes(tf.io.encode_jpeg(image).numpy())
     words = [f"--data_dir={tmp_path}", "--size=32", "--batch_size=8"]
     script = run_script("estimator_retinal_oct", monkeypatch, *words)
+    assert script["main"]([]) == 0
     assert timed(capsys.readouterr().out) == 2  # 32 images, 2 towers of 8
     images, labels = next(iter(script["input_fn"](f"{tmp_path}/test/*/*.jpeg", script["LABELS"], num_epochs=1)))
     np.testing.assert_allclose(images[:, 16, 16, 0], np.array(list(pixels.values()))[labels.numpy().argmax(1)] / 255)
