@@ -18,7 +18,7 @@ from typing import Any, TextIO
 from tower_train import host
 
 _LOGGER = logging.getLogger("tower_train")
-_noticed: weakref.WeakValueDictionary = weakref.WeakValueDictionary()  # {id: what a notice_once was about}
+_noticed: weakref.WeakValueDictionary = weakref.WeakValueDictionary()  # {(id, kind): what a notice_once was about}
 _bars: list[Any] = []  # rich's, on a terminal now, the innermost last
 
 
@@ -50,10 +50,10 @@ class _Printer(logging.Handler):
             _print(sys.stderr, f"{_LOGGER.name}: {record.getMessage()}")
 
 
-def notice_once(subject: Any, text: str) -> None:
-    """Prints a notice about an object, such as a variable, unless there has been one."""
-    if _noticed.get(id(subject)) is not subject:
-        _noticed[id(subject)] = subject
+def notice_once(subject: Any, text: str, kind: str = "") -> None:
+    """Prints a notice about an object, such as a variable, unless there has been one of this kind."""
+    if _noticed.get((id(subject), kind)) is not subject:
+        _noticed[id(subject), kind] = subject
         notice(text)
 
 

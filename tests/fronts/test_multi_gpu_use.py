@@ -68,7 +68,8 @@ class TestUse:
         assert list(histories[1]) == list(histories[0]) == ["accuracy", "loss"]
         assert parallel.optimizer is template.optimizer and template.optimizer.iterations == 6
 
-    def test_a_template_that_is_compiled_anew_trains_with_that(self):
+    def test_a_template_that_is_compiled_anew_trains_with_that(self, monkeypatch, capsys):
+        monkeypatch.setattr(step, "_LONG_SECS", 600)
         parallel = self.parallel()
         x, y = data(16, 4)
         parallel.fit(x, y, batch_size=8, verbose=0)
@@ -83,6 +84,7 @@ class TestUse:
         parallel.template.compile(parallel.optimizer, "mae", metrics=["mae"])  # the same optimizer
         expected = np.abs(np.eye(3)[y] - parallel.predict(x, verbose=0)).mean()
         assert parallel.fit(x, np.eye(3)[y], 16, verbose=0).history["loss"] == [pytest.approx(expected, abs=1e-6)]
+        assert "traces the model" not in capsys.readouterr().err
 
     def test_saved_copied_and_checkpointed_it_is_the_template(self, tmp_path):
         parallel = self.parallel()
@@ -95,6 +97,7 @@ class TestUse:
         keras.saving.save_weights(parallel, tmp_path / "m.weights.h5")
         path = tf.train.Checkpoint(model=parallel).save(tmp_path / "c")
         restored = self.parallel().template
+        restored.run_eagerly = True
         restored.fit(x, y, verbose=0)
         tf.train.Checkpoint(model=restored).restore(path).assert_consumed()
         loaded = keras.models.clone_model(parallel)
@@ -107,7 +110,7 @@ class TestUse:
             loaded,
         ):
             assert type(model) is keras.Sequential
-            np.testing.assert_allclose(model.predict(x, verbose=0), expected, atol=1e-6)
+            np.testing.assert_allclose(model(x), expected, atol=1e-6)
 
     @pytest.mark.parametrize("gpus", [1, 2])
     def test_a_program_ends_a_training_by_the_model_that_it_fits(self, gpus):
@@ -132,11 +135,19 @@ class TestUse:
         ]
         assert is_one_device == [False] * 3
 
-    def test_a_line_tells_that_building_the_towers_takes_long(self, monkeypatch, capsys):
-        for least, lines in ((60, 0), (0, 1)):
-            monkeypatch.setattr(step, "_LONG_SECS", least)
-            self.parallel().fit(*data(8, 4), verbose=0, epochs=2)
-            assert capsys.readouterr().err.count("traces the model in each of 2 towers, which takes more") == lines
+    def test_lines_tell_of_a_forgotten_softmax_and_that_building_the_towers_takes_long(self, monkeypatch, capsys):
+        monkeypatch.setattr(step, "_LONG_SECS", 0)
+        inputs, activations = keras.Input([4]), {"logits": None, "chances": "softmax", "forgotten": None}
+        model = keras.Model(inputs, [layers.Dense(3, last, name=name)(inputs) for name, last in activations.items()])
+        parallel = tower_train.multi_gpu_model(model, gpus=2)
+        x, y = data(8, 4)
+        loss = "sparse_categorical_crossentropy"
+        parallel.compile("sgd", [CROSS_ENTROPY, loss, loss])
+        parallel.fit(x, [y] * 3, verbose=0, epochs=2)
+        told = capsys.readouterr().err
+        assert told.count("traces the model in each of 2 towers, which takes more") == 1
+        assert told.count("its output forgotten ends without a softmax or sigmoid, but the loss takes") == 1
+        assert told.count("without a softmax") == 1
 
     def test_attributes_are_those_of_the_template(self):
         inputs = {"left": keras.Input([4], name="left"), "right": keras.Input([3], name="right")}
@@ -253,12 +264,7 @@ class TestMisuse:
                 tower_train.multi_gpu_model(model, gpus=gpus)
 
     @pytest.mark.parametrize(
-        "output",
-        [
-            lambda x: keras.ops.stack([x[:, 0], x[:, 1]]),
-            lambda x: keras.ops.reshape(keras.ops.mean(x), [1]),
-            lambda x: tf.boolean_mask(x, x < 1e-3)[:3],
-        ],
+        "output", [lambda x: keras.ops.stack([x[:, 0], x[:, 1]]), lambda x: tf.boolean_mask(x, x < 1e-3)[:3]]
     )
     def test_an_output_whose_first_axis_is_not_the_batch(self, output):
         model = keras.Sequential([keras.Input([4]), layers.Dense(3), layers.Lambda(output, (3,), name="odd")])
@@ -293,26 +299,12 @@ class TestMisuse:
                 parallel.fit(features, y, verbose=0)
             assert "\n" not in str(caught.value)
 
-    def test_a_line_tells_of_a_forgotten_softmax(self, capsys):
-        x, y = data(16, 4)
-        for last, loss, lines in (
-            (None, "sparse_categorical_crossentropy", 1),
-            (None, keras.losses.SparseCategoricalCrossentropy(from_logits=True), 0),
-            ("softmax", "sparse_categorical_crossentropy", 0),
-        ):
-            model = keras.Sequential([keras.Input([4]), layers.Dense(3, last, name="out")])
-            parallel = tower_train.multi_gpu_model(model, gpus=2)
-            parallel.compile("sgd", loss)
-            parallel.fit(x, y, verbose=0)
-            told = capsys.readouterr().err
-            assert told.count("its output out ends without a softmax or sigmoid, but the loss takes") == lines
-
     def test_a_scalar_output_is_a_mean_over_examples(self, float64):
         x, y = data(21, 4)
         of_rows = lambda x: keras.ops.mean(x**2)  # noqa: E731
         build = lambda: keras.Sequential([keras.Input([4]), layers.Dense(3), layers.Lambda(of_rows)])  # noqa: E731
         settings = {"optimizer": "sgd", "loss": lambda _, output: output}
-        assert_same(fit_both(build, 3, settings, x, y, batch_size=8), 1e-12)
+        assert_same(fit_both(build, 2, settings, x, y, batch_size=8), 1e-12)
 
     def test_a_model_of_keras_2(self):
         import tf_keras

@@ -80,4 +80,5 @@ def _tell_of_logits(model: keras.Model, y_pred) -> None:
                 model,
                 f"*** {model.name}: its output {name} ends without a softmax or sigmoid, but the loss takes "
                 "probabilities. Give the loss from_logits=True.",
+                kind="logits",
             )

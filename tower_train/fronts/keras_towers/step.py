@@ -94,6 +94,7 @@ class Step(meeting.Towers):
                     self.model,
                     f"Before the first step Keras traces the model in each of {len(self._parts)} towers, which takes "
                     f"more than {secs:.0f} s, once.",
+                    kind="tracing",
                 )
 
     def meet(self, mine: Any, merge: Callable[[list], Any], what: str):
