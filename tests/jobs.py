@@ -30,6 +30,8 @@ WAIT_SECS = 120  # for another process, on a busy machine
 # A run of tests/toy_workload.py on two towers; momentum gives it slot variables too.
 TOY = dict(num_gpus=2, batch_size=8, optimizer="momentum", learning_rate=0.01, ema=0.9)
 TOY |= dict(log_every_steps=5, save_every_steps=20, summary_every_steps=0, check_data=False, check_towers="never")
+# The same examples a step on one tower, SGD, no moving averages: little more than half the cost.
+SMALL = TOY | dict(num_gpus=1, batch_size=16, optimizer="sgd", ema=0.0)
 EVERY_STEP = dict(log_every_steps=1, summary_every_steps=1, save_every_steps=5)
 
 
@@ -44,6 +46,10 @@ def train_toy(train_dir, at=None, workload="toy_workload", **options):
         return (at or {}).get(next(steps), lambda: None)() is True
 
     return train(workload, Config(train_dir=str(train_dir), **(TOY | options)), after_step=after_step)
+
+
+def train_small(train_dir, at=None, **options):
+    return train_toy(train_dir, at, **(SMALL | options))
 
 
 def flags(**options):

@@ -64,18 +64,15 @@ def test_a_processor_is_known_by_its_flags(text, instructions, cpuinfo_path):
 
 
 def test_a_run_says_what_it_chose_and_keeps_it_elsewhere(cpuinfo_path, tmp_path, capsys):
-    options = dict(dtype="auto", max_steps=5, variable_update="mirrored")
-    for flags, chosen in [("avx512_bf16", "bfloat16"), ("avx2", "float32")]:
-        cpuinfo_path.write_text(cpuinfo(flags))
-        jobs.train_toy(tmp_path / chosen, **options)
-        output = capsys.readouterr().out
-        assert f"parameters, {chosen};" in output and f"\ndtype: {chosen}, since this processor has" in output
-        run_json = jobs.read_json(tmp_path / chosen, "run.json")
-        assert run_json["config"]["dtype"] == chosen
-    run = tmp_path / "bfloat16"
-    jobs.train_toy(run, **options | dict(max_steps=10, variable_update="auto"))
-    config = jobs.read_json(run, "run.json")["config"]
-    assert (config["dtype"], config["variable_update"]) == ("bfloat16", "mirrored")
+    options, run = dict(num_gpus=2, batch_size=8, dtype="auto"), tmp_path / "run"
+    cpuinfo_path.write_text(cpuinfo("avx512_bf16"))
+    jobs.train_small(run, max_steps=5, variable_update="mirrored", **options)
+    output = capsys.readouterr().out
+    assert "parameters, bfloat16;" in output and "\ndtype: bfloat16, since this processor has" in output
+    cpuinfo_path.write_text(cpuinfo("avx2"))
+    jobs.train_small(run, max_steps=10, **options)
+    run_json = jobs.read_json(run, "run.json")
+    assert (run_json["config"]["dtype"], run_json["config"]["variable_update"]) == ("bfloat16", "mirrored")
     output = capsys.readouterr().out
     assert "\ndtype: bfloat16, as the run began" in output and "(resumed at step 5)" in output
     assert "Changed since" not in output

@@ -16,9 +16,9 @@ from tower_train.run import evaluations
 
 
 def precision(train_dir, split, indices=slice(None)):
-    """Of the toy workload's moving averages on examples of a split, in numpy."""
+    """Of the toy workload on examples of a split, in numpy."""
     features, labels = element_workloads.arrays(split)
-    predicted = np.argmax(jobs.toy_logits(jobs.variables(train_dir), features[indices]), axis=1)
+    predicted = np.argmax(jobs.toy_logits(jobs.variables(train_dir), features[indices], ""), axis=1)
     return np.mean(predicted == labels[indices])
 
 
@@ -26,7 +26,7 @@ def test_each_evaluation_looks_at_training_examples_too(tmp_path, capsys):
     options = dict(max_steps=20, eval_every_steps=10, eval_at_end=True, save_every_steps=5, keep_checkpoints=1)
     load = lambda request: dataclasses.replace(toy_workload.load(request), notice=f"{request.split}: less")  # noqa: E731
     workload = dataclasses.replace(toy_workload.WORKLOAD, examples=load)
-    jobs.train_toy(tmp_path, workload=workload, keep_best=True, **options)
+    jobs.train_small(tmp_path, workload=workload, keep_best=True, **options)
     found = jobs.read_json(tmp_path, "result.json")
     train, test = found["train_evaluation"], found["evaluation"]
     assert (train["num_examples"], train["data"], test["num_examples"]) == (96, "toy train", 50)
@@ -45,25 +45,25 @@ def test_each_evaluation_looks_at_training_examples_too(tmp_path, capsys):
 
 def test_a_sample_of_the_training_examples_is_the_same_each_time(tmp_path, monkeypatch):
     monkeypatch.setattr(evaluations, "TRAINING_EXAMPLES", 30)
-    jobs.train_toy(tmp_path / "fetched", max_steps=10, eval_every_steps=10)
+    jobs.train_small(tmp_path / "fetched", max_steps=10, eval_every_steps=10)
     chosen = np.sort(np.random.default_rng(0).choice(96, 30, replace=False))
     found = jobs.read_json(tmp_path / "fetched", "result.json")["train_evaluation"]
     assert found["num_examples"] == 30
     expected = precision(tmp_path / "fetched", "train", chosen)
     assert found["metrics"]["precision @ 1"]["mean"] == pytest.approx(expected)
-    jobs.train_toy(tmp_path / "ordered", workload=element_workloads.PIPELINE, max_steps=2, eval_every_steps=2)
+    jobs.train_small(tmp_path / "ordered", workload=element_workloads.PIPELINE, max_steps=2, eval_every_steps=2)
     assert jobs.read_json(tmp_path / "ordered", "result.json")["train_evaluation"]["num_examples"] == 30
 
 
 def test_the_last_step_is_evaluated_where_that_is_asked_for_and_no_run_that_is_stopped_before(tmp_path, capsys):
     options = dict(max_steps=7, eval_every_steps=5)
-    jobs.train_toy(tmp_path, **options)
+    jobs.train_small(tmp_path, **options)
     assert jobs.read_json(tmp_path, "result.json")["evaluation"]["step"] == 5
     assert "Result:" not in capsys.readouterr().out
     options |= dict(max_steps=9, eval_at_end=True)
-    assert jobs.train_toy(tmp_path, {1: lambda: True}, **options).step == 8
+    assert jobs.train_small(tmp_path, {1: lambda: True}, **options).step == 8
     assert jobs.read_json(tmp_path, "result.json")["evaluation"]["step"] == 5
-    jobs.train_toy(tmp_path, **options)
+    jobs.train_small(tmp_path, **options)
     result = jobs.read_json(tmp_path, "result.json")
     mean = result["evaluation"]["metrics"]["precision @ 1"]["mean"]
     assert (result["evaluation"]["step"], mean) == (9, pytest.approx(precision(tmp_path, "test")))
@@ -76,7 +76,7 @@ def test_the_last_step_is_evaluated_where_that_is_asked_for_and_no_run_that_is_s
 
 def test_what_chooses_looks_at_validation_examples_and_the_end_at_test_examples_too(tmp_path, capsys):
     options = dict(validation_fraction=0.2, max_steps=20, eval_every_steps=10, keep_best=True, eval_at_end=True)
-    jobs.train_toy(tmp_path, **options)
+    jobs.train_small(tmp_path, **options)
     found = jobs.read_json(tmp_path, "result.json")
     assert [found[name]["num_examples"] for name in ("validation", "evaluation", "train_evaluation")] == [19, 50, 77]
     aside = np.sort(np.random.default_rng(0).permutation(96)[:19])
@@ -92,4 +92,4 @@ def test_what_chooses_looks_at_validation_examples_and_the_end_at_test_examples_
     [evaluation] = saved_run.evaluate_run(EvaluateOptions(train_dir=str(tmp_path), split="validation"))
     assert evaluation.metrics["precision @ 1"].mean == pytest.approx(value) and evaluation.num_examples == 19
     with pytest.raises(errors.RunError, match="--validation_fraction was 0.2, now 0.0"):
-        jobs.train_toy(tmp_path, max_steps=30)
+        jobs.train_small(tmp_path, max_steps=30)

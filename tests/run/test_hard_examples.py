@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import dataclasses
+import shutil
 
 import clusters
 import numpy as np
@@ -120,10 +121,8 @@ def test_passes_hold_the_examples_whose_last_losses_were_the_greatest(whole):
     np.testing.assert_array_equal(passes, expected)
 
 
-@pytest.mark.parametrize(
-    "options", [dict(num_gpus=3, variable_update="mirrored", augment_on="device"), dict(accumulate_steps=2)], ids=str
-)
-def test_towers_train_on_the_examples_of_one(whole, options, tmp_path):
+def test_towers_and_parts_of_a_step_train_on_the_examples_of_one_tower(whole, tmp_path):
+    options = dict(num_gpus=3, accumulate_steps=2, variable_update="mirrored", augment_on="device")
     numbers, weights = train(tmp_path / "run", STEPS, **options)
     np.testing.assert_array_equal(numbers, whole[0])
     np.testing.assert_allclose(weights, whole[1], rtol=0, atol=1e-12)
@@ -137,18 +136,25 @@ def test_workers_train_on_the_examples_of_one(whole, tmp_path):
     np.testing.assert_allclose(saved(tmp_path / "run"), whole[1], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("stop", [10, 14])  # the step before a choice, and the one after
-def test_a_resumed_run_is_a_whole_one(whole, stop, tmp_path):
-    first, _ = train(tmp_path / "run", stop)
-    then, weights = train(tmp_path / "run", STEPS, num_gpus=2)
-    np.testing.assert_array_equal(np.concatenate([first, then]), whole[0])
-    np.testing.assert_allclose(weights, whole[1], rtol=0, atol=1e-12)
+def test_a_resumed_run_is_a_whole_one(whole, tmp_path):
+    """Stopped at the step before a choice, and at the one after."""
+    starts = [train(tmp_path / "run", stop) for stop in (10, 14)] + [train(tmp_path / "run", STEPS, num_gpus=2)]
+    np.testing.assert_array_equal(np.concatenate([numbers for numbers, _ in starts]), whole[0])
+    np.testing.assert_allclose(starts[-1][1], whole[1], rtol=0, atol=1e-12)
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """The directory of a run of 20 steps."""
+    folder = tmp_path_factory.mktemp("begun") / "run"
+    train(folder, 20)
+    return folder
 
 
 @pytest.mark.parametrize("options", [dict(keep_hardest="2.5:0.8"), dict(global_batch_size=7)], ids=str)
-def test_a_run_that_goes_on_otherwise_chooses_anew(options, tmp_path):
+def test_a_run_that_goes_on_otherwise_chooses_anew(options, begun, tmp_path):
     """All are trained on in the passes that follow, each of them once in a pass."""
-    train(tmp_path / "run", 20)
+    shutil.copytree(begun, tmp_path / "run")
     numbers, _ = train(tmp_path / "run", STEPS, override=True, **options)
     epoch, share = map(float, options.get("keep_hardest", OPTIONS["keep_hardest"]).split(":"))
     size, begin, first = round(share * COUNT), round(epoch * COUNT), 20 * BATCH

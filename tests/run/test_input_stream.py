@@ -54,10 +54,10 @@ def test_a_place_among_augmented_examples_is_none_among_those_that_devices_augme
     """The state of an iterator holds examples as they leave it."""
     workload = dataclasses.replace(element_workloads.PIPELINE, augment=lambda features, draws: features * 2)
     options = OPTIONS | dict(workload=workload, save_every_steps=2)
-    jobs.train_toy(tmp_path / "run", max_steps=2, augment_on="host", **options)
+    jobs.train_small(tmp_path / "run", max_steps=2, augment_on="host", **options)
     with pytest.raises(errors.RunError, match="iterator/batches_of_16_not_distorted"):
-        jobs.train_toy(tmp_path / "run", max_steps=4, augment_on="device", **options)
-    jobs.train_toy(tmp_path / "run", max_steps=4, augment_on="auto", **options)
+        jobs.train_small(tmp_path / "run", max_steps=4, augment_on="device", **options)
+    jobs.train_small(tmp_path / "run", max_steps=4, augment_on="auto", **options)
 
 
 def claiming(count, make=element_workloads.in_order):
@@ -76,7 +76,7 @@ def test_evaluation_refuses_another_number_of_examples_than_claimed(tmp_path):
     workload = claiming(48, element_workloads.ending_uncounted)
     why = "failed: test: gave 50 examples or more, where there should be 48."
     with pytest.raises(errors.EvaluationError, match=why):
-        jobs.train_toy(tmp_path, workload=workload, max_steps=10, eval_every_steps=10)
+        jobs.train_small(tmp_path, workload=workload, max_steps=10, eval_every_steps=10)
 
 
 @pytest.mark.parametrize(
@@ -85,27 +85,27 @@ def test_evaluation_refuses_another_number_of_examples_than_claimed(tmp_path):
 )
 def test_a_number_that_is_known_is_compared_before_the_first_step(make, given, tmp_path):
     with pytest.raises(errors.DataError, match=f"^test: gave {given}, where there should be 51"):
-        jobs.train_toy(tmp_path / "run", workload=claiming(51, make), max_steps=10, eval_at_end=True)
+        jobs.train_small(tmp_path / "run", workload=claiming(51, make), max_steps=10, eval_at_end=True)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     ("make", "batch_size", "text"),
     [
-        ("ending", 8, "its dataset ends after 96 examples, and this run takes 112. Make it endless"),
-        ("ending_uncounted", 8, "its dataset ended before the last step. Make it endless"),
-        ("generator", 8, "its dataset cannot be saved in a checkpoint"),
-        ("failing", 8, "the input failed: no such row"),  # in a step
-        ("failing", 32, "the input failed: no such row"),  # before the first one
+        ("ending", 16, "its dataset ends after 96 examples, and this run takes 112. Make it endless"),
+        ("ending_uncounted", 16, "its dataset ended before the last step. Make it endless"),
+        ("generator", 16, "its dataset cannot be saved in a checkpoint"),
+        ("failing", 16, "the input failed: no such row"),  # in a step
+        ("failing", 64, "the input failed: no such row"),  # before the first one
     ],
 )
 def test_a_dataset_that_will_not_do_is_one_line(make, batch_size, text, tmp_path):
     workload = element_workloads.workload(getattr(element_workloads, make))
     with pytest.raises(errors.DataError, match=f"^{make} train: {text}") as error:
-        jobs.train_toy(tmp_path / "ended", workload=workload, max_steps=7, batch_size=batch_size)
+        jobs.train_small(tmp_path / "ended", workload=workload, max_steps=7, batch_size=batch_size)
     assert "\n" not in str(error.value)
     if make == "ending":  # and is long enough
-        assert jobs.train_toy(tmp_path / "whole", workload=workload, max_steps=6).stopped_by == "last step"
+        assert jobs.train_small(tmp_path / "whole", workload=workload, max_steps=6).stopped_by == "last step"
 
 
 def test_a_dataset_made_by_other_steps_is_refused(whole_run, tmp_path):

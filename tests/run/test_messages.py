@@ -13,7 +13,6 @@ import jobs
 import pytest
 import toy_workload
 
-from tower_train import Config, train
 from tower_train.graph import transfer
 from tower_train.inference import evaluator
 from tower_train.run import messages, training
@@ -45,10 +44,12 @@ def test_log_lines_have_the_originals_form_and_agree_with_metrics_jsonl(cifar10_
     assert 0 < training_secs < jobs.read_json(directory, "result.json")["seconds"]
 
 
-def test_a_batch_of_more_examples_than_there_are_is_told(tmp_path, capsys):
-    jobs.train_toy(tmp_path / "small", max_steps=1, batch_size=48, num_gpus=2)
-    assert "***" not in capsys.readouterr().out
-    jobs.train_toy(tmp_path / "large", max_steps=1, batch_size=49, num_gpus=2)
+def test_a_run_of_one_step_tells_no_rate_but_a_batch_of_more_examples_than_there_are(tmp_path, capsys):
+    result = jobs.train_small(tmp_path / "small", max_steps=1, batch_size=48, num_gpus=2)
+    assert result.examples_per_sec is None
+    told = capsys.readouterr().out
+    assert re.search(r"Done at step 1 of 1 after \d+\.\d s: loss \d\.\d+\.\n", told) and "***" not in told
+    jobs.train_small(tmp_path / "large", max_steps=1, batch_size=49, num_gpus=2)
     assert "*** A step takes 98 examples, and there are 96: some come several" in capsys.readouterr().out
 
 
@@ -114,10 +115,11 @@ def test_examples_per_sec_covers_the_steps_of_all_towers_since_the_last_line_and
     monkeypatch.setattr(evaluator.Evaluator, "evaluate", slow)
     monkeypatch.setattr(training.Training, "_count", counted)
     secs += [0.5] * 2
-    jobs.train_toy(tmp_path, max_steps=2, log_every_steps=4)
+    towers = dict(num_gpus=2, batch_size=8)
+    jobs.train_small(tmp_path, max_steps=2, log_every_steps=4, **towers)
     # Two steps of 1/2 s; then two of 1/4 s, four of 1/2 s, six of 1 s, each of 16 examples.
     secs += [0.25] * 2 + [0.5] * 4 + [1.0] * 6
-    result = jobs.train_toy(tmp_path, max_steps=14, log_every_steps=4, eval_every_steps=6)
+    result = jobs.train_small(tmp_path, max_steps=14, log_every_steps=4, eval_every_steps=6, **towers)
     assert clock.seconds >= 3000
     records = jobs.metrics(tmp_path)
     assert [record["examples_per_sec"] for record in records] == [32.0, 64.0, 32.0, 16.0, 16.0]
@@ -130,9 +132,7 @@ def test_examples_per_sec_covers_the_steps_of_all_towers_since_the_last_line_and
 def test_the_share_of_time_that_waits_for_input_is_told(tmp_path, capsys, monkeypatch):
     for is_staged in (False, True):
         monkeypatch.setattr(transfer, "are_gpus", lambda devices, is_staged=is_staged: is_staged)
-        jobs.train_toy(
-            tmp_path / f"{is_staged}", workload="toy_workload:SLOW", max_steps=12, log_every_steps=2, num_gpus=1
-        )
+        jobs.train_small(tmp_path / f"{is_staged}", workload="toy_workload:SLOW", max_steps=8, log_every_steps=2)
         printed = capsys.readouterr().out
         # the first batches came while the first step was prepared
         assert all(int(line["input"]) > 50 for line in log_lines(printed)[2:]), printed
@@ -142,28 +142,28 @@ def test_the_share_of_time_that_waits_for_input_is_told(tmp_path, capsys, monkey
 
 def test_there_is_a_line_every_ten_steps_and_one_of_the_last_step_of_a_start(tmp_path, capsys):
     options = dict(log_every_steps=10, save_every_steps=0)
-    for last_step, expected in ((23, [10, 20, 23]), (29, [29])):
-        jobs.train_toy(tmp_path / "long", max_steps=last_step, **options)
+    for stop, expected in ((23, [10, 20, 23]), (6, [29])):
+        jobs.train_small(tmp_path / "long", {stop: lambda: True}, max_steps=50, **options)
         assert [int(line["step"]) for line in log_lines(capsys.readouterr().out)] == expected
     assert [record["step"] for record in jobs.metrics(tmp_path / "long")] == [10, 20, 23, 29]
-    result = jobs.train_toy(tmp_path / "short", max_steps=6, eval_every_steps=3, **options)
+    result = jobs.train_small(tmp_path / "short", max_steps=6, eval_every_steps=3, **options)
     told = capsys.readouterr().out
     assert told.index(": step 6, loss") < told.index("step 6: "), "the step before its evaluation"
     assert (result.history["step"], result.history["val_step"]) == ([6], [3, 6])
-    config = Config(train_dir=str(tmp_path / "ended"), max_steps=50, **(jobs.TOY | options))
-    train("toy_workload", config, after_step=lambda step, report: step == 3)
-    assert [record["step"] for record in jobs.metrics(tmp_path / "ended")] == [3]
 
 
 def test_lines_go_through_a_logger_that_a_program_silences_or_redirects(tmp_path, capsys, monkeypatch):
     logger, file = logging.getLogger("tower_train"), tmp_path / "log"
+
+    def redirect():
+        logger.setLevel(logging.INFO)
+        monkeypatch.setattr(logger, "handlers", [logging.FileHandler(file)])
+
     logger.setLevel(logging.WARNING)
     try:
-        jobs.train_toy(tmp_path / "silent", max_steps=10)
+        jobs.train_small(tmp_path / "run", {7: redirect}, max_steps=10)
     finally:
         logger.setLevel(logging.INFO)
-    monkeypatch.setattr(logger, "handlers", [logging.FileHandler(file)])
-    jobs.train_toy(tmp_path / "redirected", max_steps=10, log_every_steps=10)
     assert capsys.readouterr().out == ""
     assert [int(line["step"]) for line in log_lines(file.read_text())] == [10]
 
@@ -175,7 +175,7 @@ def test_on_a_terminal_there_are_log_lines_and_a_bar(tmp_path, monkeypatch):
 
     monkeypatch.setattr(sys, "stdout", Terminal())
     pause = lambda: time.sleep(0.02)  # noqa: E731 - the bar is drawn ten times a second
-    jobs.train_toy(tmp_path, dict.fromkeys(range(61), pause), max_steps=60)
+    jobs.train_small(tmp_path, dict.fromkeys(range(61), pause), max_steps=60)
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", sys.stdout.getvalue())
     lines = "\n".join(line.strip() for line in re.split(r"[\r\n]+", plain))
     assert [int(line["step"]) for line in log_lines(lines)] == list(range(5, 61, 5))  # as asked for
@@ -183,12 +183,6 @@ def test_on_a_terminal_there_are_log_lines_and_a_bar(tmp_path, monkeypatch):
     assert bars == sorted(bars) and len(set(bars)) > 3
     assert "\u2501" in plain and "loss -" not in plain
     assert re.search(r"loss \d\.\d+ +\d+ examples/sec +\d:\d\d:\d\d left", plain)
-
-
-def test_a_rate_that_is_not_known_yet_is_left_out(tmp_path, capsys):
-    result = jobs.train_toy(tmp_path, max_steps=1)
-    assert result.examples_per_sec is None
-    assert re.search(r"Done at step 1 of 1 after \d+\.\d s: loss \d\.\d+\.\n", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
@@ -238,4 +232,4 @@ def test_stdout_that_takes_nothing_does_not_end_a_run(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(sys, "stdout", Full())
-    assert jobs.train_toy(tmp_path, max_steps=5).step == 5
+    assert jobs.train_small(tmp_path, max_steps=5).step == 5

@@ -36,29 +36,26 @@ def test_the_steps_asked_for_are_profiled_and_change_nothing(toy_run, tmp_path, 
     jobs.assert_identical(jobs.variables(tmp_path), jobs.variables(toy_run, 40))
 
 
-@pytest.mark.parametrize(("first_run", "steps", "profiled"), [(12, (10, 15), "13 to 15"), (5, (10, 90), "10 to 20")])
-def test_a_resumed_run_and_one_that_ends_before_profile_what_they_do(tmp_path, capsys, first_run, steps, profiled):
-    jobs.train_toy(tmp_path, max_steps=first_run)
-    jobs.train_toy(tmp_path, max_steps=20, profile_steps=steps)
-    assert f"Profiled: steps {profiled}, " in capsys.readouterr().out
-    first, last = map(int, profiled.split(" to "))
-    assert sorted(planes(tmp_path)["/host:CPU"]["train"]) == list(range(first, last + 1))
-    if first_run == 5:
-        jobs.train_toy(tmp_path, max_steps=25, profile_steps=steps[:1] * 2)  # were done before
-        assert "Profiled" not in capsys.readouterr().out
+def test_a_resumed_run_and_one_that_ends_before_profile_what_they_do(tmp_path, capsys):
+    jobs.train_small(tmp_path, max_steps=12)
+    jobs.train_small(tmp_path, max_steps=20, profile_steps=(10, 90))
+    assert "Profiled: steps 13 to 20, " in capsys.readouterr().out
+    assert sorted(planes(tmp_path)["/host:CPU"]["train"]) == list(range(13, 21))
+    jobs.train_small(tmp_path, max_steps=25, profile_steps=(10, 10))  # was done before
+    assert "Profiled" not in capsys.readouterr().out
 
 
 def test_steps_after_the_last_are_refused(tmp_path):
     with pytest.raises(errors.ConfigError, match=r"^--profile_steps=30,40: the run ends at step 20\. Choose earlier"):
-        jobs.train_toy(tmp_path / "run", max_steps=20, profile_steps=(30, 40))
+        jobs.train_small(tmp_path / "run", max_steps=20, profile_steps=(30, 40))
 
 
 def test_a_profile_that_cannot_be_costs_a_line(tmp_path, capsys):
     tf.profiler.experimental.start(str(tmp_path / "mine"))
     try:
-        result = jobs.train_toy(tmp_path / "run", max_steps=20, profile_steps=(5, 6))
+        result = jobs.train_small(tmp_path / "run", max_steps=6, profile_steps=(5, 6))
     finally:
         tf.profiler.experimental.stop(save=False)
-    assert result.step == 20
+    assert result.step == 6
     told = [line for line in capsys.readouterr().out.splitlines() if "--profile_steps" in line]
     assert told == ["*** --profile_steps: no profile (Another profiler is running). The run goes on."]

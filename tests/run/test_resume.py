@@ -23,7 +23,7 @@ def test_the_same_command_gives_the_same_run_to_the_last_bit(cifar10_run, cifar1
 
 
 def test_the_result_is_returned_and_written(tmp_path):
-    result = jobs.train_toy(tmp_path / "run", max_steps=12, log_every_steps=4)
+    result = jobs.train_small(tmp_path / "run", max_steps=12, log_every_steps=4)
     assert result.stopped_by == "last step"
     assert result == dataclasses.replace(
         result,
@@ -41,21 +41,20 @@ def test_the_result_is_returned_and_written(tmp_path):
 
 def test_a_run_without_a_train_dir_gets_one_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    result = train(toy_workload.WORKLOAD, Config(max_steps=2, batch_size=4))
+    config = Config(max_steps=2, **jobs.SMALL)
+    result = train(toy_workload.WORKLOAD, config)
     assert re.fullmatch(r"runs/toy-\d{8}-\d{6}", result.train_dir)
     assert jobs.saved_steps(tmp_path / result.train_dir) == [2]
-    train(toy_workload.WORKLOAD, Config(max_steps=3, batch_size=4, train_dir=result.train_dir))
+    train(toy_workload.WORKLOAD, dataclasses.replace(config, max_steps=3, train_dir=result.train_dir))
     assert jobs.saved_steps(tmp_path / result.train_dir) == [2, 3]
 
 
 def test_another_last_step_tells_the_jump_of_a_rate_that_ends_there(tmp_path, capsys):
     options = dict(learning_rate=0.2, lr_schedule="cosine")
-    stop_after = lambda step, _: step == 9  # noqa: E731
-    first = Config(train_dir=str(tmp_path / "run"), max_steps=10, batch_size=8, **options)
-    train(toy_workload.WORKLOAD, first, after_step=stop_after)
-    train(toy_workload.WORKLOAD, first, after_step=lambda *_: True)
+    jobs.train_small(tmp_path, {9: lambda: True}, max_steps=10, **options)
+    jobs.train_small(tmp_path, max_steps=10, **options)
     assert "***" not in capsys.readouterr().out
-    train(toy_workload.WORKLOAD, dataclasses.replace(first, max_steps=20))
+    jobs.train_small(tmp_path, max_steps=20, **options)
     line = "*** The last step was 10 and is now 20. --lr_schedule=cosine stretches to it, so the learning rate jumps."
     assert line in capsys.readouterr().out
 

@@ -13,6 +13,7 @@ from tower_train.inference import curves
 from tower_train.run import seeds
 
 OPTIONS = dict(workload="toy_workload", max_steps=6, batch_size=8, eval_every_steps=3, eval_at_end=True)
+OPTIONS |= dict(ema=0.0, check_data=False)
 WORDS = ["tower_train", *jobs.flags(log_every_steps=1, summary_every_steps=0, **OPTIONS)]
 
 

@@ -47,11 +47,11 @@ def list_files(step):
 def test_the_best_checkpoint_is_kept_beyond_the_rotation_and_found_again(scripted, toy_run, tmp_path, capsys):
     (tmp_path / "run" / "best").mkdir(parents=True)
     (tmp_path / "run" / "best" / list_files(3)[0]).write_text("half of a checkpoint")
-    jobs.train_toy(tmp_path / "run", keep_best=True, **OPTIONS | {"max_steps": 25})
+    jobs.train_small(tmp_path / "run", keep_best=True, **OPTIONS | {"max_steps": 25})
     assert jobs.saved_steps(tmp_path / "run") == [20, 25]
     assert kept(tmp_path / "run") == list_files(10), "the first of equals is the best"
     assert f"best so far, kept in {tmp_path}/run/best" in capsys.readouterr().out
-    jobs.train_toy(tmp_path / "whole", keep_best=True, **OPTIONS | {"max_steps": 10})
+    jobs.train_small(tmp_path / "whole", keep_best=True, **OPTIONS | {"max_steps": 10})
     jobs.assert_identical(jobs.variables(tmp_path / "run" / "best", 10), jobs.variables(tmp_path / "whole"))
     options = EvaluateOptions(train_dir=str(tmp_path / "run"), best=True)
     with pytest.raises(errors.RunError, match="best holds no checkpoint. Train with --keep_best"):
@@ -69,18 +69,18 @@ def test_a_run_without_gain_stops_early_and_a_better_one_takes_its_place_also_af
 ):
     options = OPTIONS | {"early_stopping_patience_epochs": 2.0, "keep_best": True}
     for max_steps in (23, 40):
-        result = jobs.train_toy(tmp_path, **options | {"max_steps": max_steps})
+        result = jobs.train_small(tmp_path, **options | {"max_steps": max_steps})
     assert (result.step, result.stopped_by) == (25, "no gain")
     assert jobs.read_json(tmp_path, "result.json")["stopped_by"] == "no gain"
     closing = capsys.readouterr().out.rpartition("Stopped by no gain at step 25 of 40")[2]
     best = f"Best:     precision @ 1 = 0.600 on test examples at step 10, kept in {tmp_path}/best"
     assert f"{best}\nResult:   precision @ 1 = 0.500 on test examples at step 25, after" in closing
     assert f"--train_dir={tmp_path} --best\n" in closing and "Resume:" not in closing
-    assert jobs.train_toy(tmp_path, **options).step == 25
+    assert jobs.train_small(tmp_path, **options).step == 25
     assert "nothing to do. A larger --early_stopping_patience_epochs trains on." in capsys.readouterr().out
     assert kept(tmp_path) == list_files(10)
     options["early_stopping_patience_epochs"] = 3
-    assert jobs.train_toy(tmp_path, **options).stopped_by == "last step"
+    assert jobs.train_small(tmp_path, **options).stopped_by == "last step"
     assert kept(tmp_path) == list_files(30)
     assert jobs.read_json(tmp_path, "best.json") == {
         "metric": "precision @ 1",
@@ -95,10 +95,10 @@ def test_a_run_killed_before_its_evaluation_does_it_first_of_all(scripted, tmp_p
     for step in (10, 25):
         scripted.add(step)
         with pytest.raises(KeyboardInterrupt):
-            jobs.train_toy(tmp_path / "run", **options)
+            jobs.train_small(tmp_path / "run", **options)
         assert jobs.saved_step(tmp_path / "run") == step
         scripted.clear()
-    jobs.train_toy(tmp_path / "run", **options)
+    jobs.train_small(tmp_path / "run", **options)
     assert kept(tmp_path / "run") == list_files(10) and jobs.saved_step(tmp_path / "run") == 25
     found = jobs.read_json(tmp_path / "run", "best.json")
     assert (found["best"]["step"], found["last"]["step"]) == (10, 25)
@@ -106,7 +106,7 @@ def test_a_run_killed_before_its_evaluation_does_it_first_of_all(scripted, tmp_p
 
 def test_a_best_checkpoint_that_cannot_be_kept_ends_no_run(scripted, tmp_path, capsys):
     (tmp_path / "best").write_text("mine")
-    result = jobs.train_toy(tmp_path, keep_best=True, **OPTIONS | {"max_steps": 10})
+    result = jobs.train_small(tmp_path, keep_best=True, **OPTIONS | {"max_steps": 10})
     assert result.stopped_by == "last step"
     assert "*** The best checkpoint cannot be kept (" in capsys.readouterr().out
     assert (tmp_path / "best").read_text() == "mine"
@@ -115,8 +115,8 @@ def test_a_best_checkpoint_that_cannot_be_kept_ends_no_run(scripted, tmp_path, c
 def test_the_best_begins_anew_once_it_is_to_be_kept(tmp_path, capsys):
     """All evaluations are equal: else the first start's would stay the best, without a checkpoint."""
     options = dict(learning_rate=1e-30, eval_every_steps=5, early_stopping_patience_epochs=100)
-    jobs.train_toy(tmp_path, max_steps=10, **options)
-    jobs.train_toy(tmp_path, max_steps=20, keep_best=True, **options)
+    jobs.train_small(tmp_path, max_steps=10, **options)
+    jobs.train_small(tmp_path, max_steps=20, keep_best=True, **options)
     told = capsys.readouterr().out
     assert "*** The best checkpoint until now, of step 5, was not kept. It begins anew." in told
     assert kept(tmp_path) == list_files(10), "which the second start begins with"
@@ -124,10 +124,10 @@ def test_the_best_begins_anew_once_it_is_to_be_kept(tmp_path, capsys):
 
 def test_a_run_that_has_ended_early_stays_so_if_another_metric_chooses(tmp_path, capsys):
     options = dict(OPTIONS, learning_rate=1e-30, max_steps=400, early_stopping_patience_epochs=1)
-    step = jobs.train_toy(tmp_path, **options).step
+    step = jobs.train_small(tmp_path, **options).step
     content = jobs.read_json(tmp_path, "best.json")
     (tmp_path / "best.json").write_text(json.dumps(content | {"metric": "another"}))
-    result = jobs.train_toy(tmp_path, **options)
+    result = jobs.train_small(tmp_path, **options)
     assert (result.step, result.stopped_by) == (step, "no gain") and step < 400
     assert "*** Until now the max of another was the best" in capsys.readouterr().out
 

@@ -32,7 +32,7 @@ def size_limit():
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
-    jobs.train_toy(folder, max_steps=40, **EVERY)
+    jobs.train_small(folder, max_steps=40, **EVERY)
     return folder
 
 
@@ -54,7 +54,7 @@ def trouble(request, size_limit, tmp_path):
 
 def test_a_run_outlives_a_disk_that_takes_nothing_and_ends_as_if_it_always_had(trouble, undisturbed, capsys):
     run, begin, end, reason = trouble
-    result = jobs.train_toy(run, {12: begin, 32: end}, max_steps=40, **EVERY)
+    result = jobs.train_small(run, {12: begin, 32: end}, max_steps=40, **EVERY)
     output = capsys.readouterr().out
     assert (result.step, result.failed_saves) == (40, 2) and reason in output
     for number, step in ((1, 20), (2, 30)):
@@ -67,23 +67,23 @@ def test_a_run_outlives_a_disk_that_takes_nothing_and_ends_as_if_it_always_had(t
 
 
 def test_where_the_last_save_fails_the_status_says_so_and_the_good_checkpoints_stay(size_limit, undisturbed, tmp_path):
-    jobs.train_toy(tmp_path, max_steps=20, **EVERY)
+    jobs.train_small(tmp_path, max_steps=20, **EVERY)
     before = {path: path.read_bytes() for path in tmp_path.glob("model.ckpt-*")}
     with pytest.raises(errors.SaveError, match=r"ended at step 40, but the checkpoint of step 40 could not be saved"):
-        jobs.train_toy(tmp_path, {1: lambda: size_limit(100)}, max_steps=40, **EVERY)
+        jobs.train_small(tmp_path, {1: lambda: size_limit(100)}, max_steps=40, **EVERY)
     assert errors.SaveError.exit_status == 4
     before[tmp_path / "run.json"] = (tmp_path / "run.json").read_bytes()
     with pytest.raises(errors.RunError, match="run.json cannot be written .File too large"):
-        jobs.train_toy(tmp_path, max_steps=40, **EVERY)
+        jobs.train_small(tmp_path, max_steps=40, **EVERY)
     assert {path: path.read_bytes() for path in before} == before and not list(tmp_path.glob(".run.json.*"))
     size_limit(None)
-    jobs.train_toy(tmp_path, max_steps=40, **EVERY)
+    jobs.train_small(tmp_path, max_steps=40, **EVERY)
     jobs.assert_identical(jobs.variables(tmp_path, 40), jobs.variables(undisturbed, 40))
 
 
 def test_a_run_that_could_never_save_names_no_checkpoint(size_limit, tmp_path, capsys):
     with pytest.raises(errors.SaveError):
-        jobs.train_toy(tmp_path, {1: lambda: size_limit(100)}, max_steps=5, **EVERY)
+        jobs.train_small(tmp_path, {1: lambda: size_limit(100)}, max_steps=5, **EVERY)
     printed = capsys.readouterr().out
     assert "\nSaved:    no checkpoint\n" in printed and "\nCurves: " in printed and "Evaluate" not in printed
 
@@ -91,7 +91,7 @@ def test_a_run_that_could_never_save_names_no_checkpoint(size_limit, tmp_path, c
 def test_no_save_is_made_in_a_train_dir_that_was_taken_away_until_it_is_back(undisturbed, tmp_path, capsys):
     run, away = tmp_path / "run", tmp_path / "away"
     actions = {12: lambda: run.rename(away), 22: lambda: away.rename(run)}
-    result = jobs.train_toy(run, actions, max_steps=40, eval_every_steps=20, **EVERY)
+    result = jobs.train_small(run, actions, max_steps=40, eval_every_steps=20, **EVERY)
     assert (result.step, result.failed_saves) == (40, 1)
     assert curves.history(run)["val_step"] == [30, 40], "after the next save"
     told = capsys.readouterr().out
@@ -102,12 +102,12 @@ def test_no_save_is_made_in_a_train_dir_that_was_taken_away_until_it_is_back(und
     assert jobs.metrics_but_times(run) == jobs.metrics_but_times(undisturbed)
     assert [event.step for event in jobs.events(run).Scalars("examples_per_sec")] == [15, 30, 40]
     with pytest.raises(errors.SaveError, match="ended at step 60, but the checkpoint of step 60 could not be saved"):
-        jobs.train_toy(run, {2: lambda: run.rename(away)}, max_steps=60, **EVERY)
+        jobs.train_small(run, {2: lambda: run.rename(away)}, max_steps=60, **EVERY)
     assert not run.exists()
 
 
 def test_a_run_whose_run_json_is_removed_meanwhile_ends_with_its_result(tmp_path):
-    result = jobs.train_toy(tmp_path, {2: (tmp_path / "run.json").unlink}, max_steps=4, **EVERY)
+    result = jobs.train_small(tmp_path, {2: (tmp_path / "run.json").unlink}, max_steps=4, **EVERY)
     assert result.step == 4 and jobs.read_json(tmp_path, "result.json")["stopped_by"] == "last step"
 
 

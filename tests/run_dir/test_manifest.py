@@ -89,20 +89,18 @@ def test_metrics_without_run_json_are_not_written_over(tmp_path):
     assert jobs.contents(tmp_path) == {tmp_path / "metrics.jsonl": b"of another program"}
 
 
-def test_run_json_names_the_data_from_any_directory(tmp_path, monkeypatch):
+def test_run_json_names_the_data_from_any_directory_and_other_workloads_are_refused_before_theirs_are_fetched(
+    tmp_path, monkeypatch
+):
     """A workload of one's own may read a remote store."""
     monkeypatch.chdir(tmp_path)
     for steps, (given, kept) in enumerate((("data", f"{tmp_path}/data"), ("gs://b/data",) * 2), 1):
-        jobs.train_toy("run", max_steps=steps, data_dir=given)
+        jobs.train_small("run", max_steps=steps, data_dir=given)
         assert jobs.read_json("run", "run.json")["config"]["data_dir"] == kept
-
-
-def test_another_workload_is_refused_before_its_data_are_fetched(tmp_path):
-    jobs.train_toy(tmp_path, max_steps=1)
     fetched = []
     other = dataclasses.replace(toy_workload.WORKLOAD, name="other", examples=fetched.append)
     with pytest.raises(errors.RunError, match="workload was toy, now other. Give .*, --workload=toy_workload, or"):
-        jobs.train_toy(tmp_path, workload=other, max_steps=2)
+        jobs.train_small("run", workload=other, max_steps=3)
     assert not fetched
 
 
