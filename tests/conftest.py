@@ -29,6 +29,9 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     """Imports TensorFlow, but not into the process that only starts those of pytest-xdist and would let them wait."""
     if hasattr(config, "workerinput") or config.getoption("dist", "no") == "no":
+        # oneDNN has TensorFlow look through all kernels for each operation of a graph, a fifth of the time; forked
+        # processes do without this, as users' do.
+        os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
         import tensorflow  # noqa: F401
     else:
         forked.share_server()
