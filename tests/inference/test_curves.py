@@ -20,7 +20,7 @@ COMMAND = importlib.import_module("tower_train.curves")
 def runs(tmp_path_factory):
     """Two runs of 20 steps with other rates, the first of which was stopped in between; and the last one's result."""
     root = tmp_path_factory.mktemp("runs")
-    options = dict(eval_every_steps=10, validation_fraction=0.2)
+    options = dict(num_gpus=1, batch_size=16, eval_every_steps=10, validation_fraction=0.2)
     jobs.train_toy(root / "slow", max_steps=10, **options)
     jobs.train_toy(root / "slow", max_steps=20, **options)
     result = jobs.train_toy(root / "fast", max_steps=20, learning_rate=0.1, **options)
@@ -51,7 +51,7 @@ def test_a_metric_that_came_later_stands_beside_its_step(tmp_path):
 def test_runs_are_drawn_and_tabulated_where_no_other_file_is(runs, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").symlink_to(runs[0])
-    for words, stem in ((["run"], "run/curves"), (["run", str(runs[1])], "curves")) * 2:
+    for words, stem in ((["run"], "run/curves"), *[(["run", str(runs[1])], "curves")] * 2):
         status, stdout, stderr = command(COMMAND, *words)
         assert (status, stderr) == (0, "") and f"Drawn:    {tmp_path}/{stem}.png, {tmp_path}/{stem}.svg\n" in stdout
         assert (tmp_path / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
@@ -86,10 +86,11 @@ def test_runs_are_drawn_and_tabulated_where_no_other_file_is(runs, tmp_path, mon
     assert (tmp_path / "curves.svg").read_text() == mine
 
 
-@pytest.mark.parametrize(("last", "scale"), [(0.1, "linear"), (0.01, "log"), (-0.01, "linear")])
-def test_a_loss_that_falls_far_is_drawn_over_its_logarithm_and_named_by_its_split(last, scale, tmp_path, monkeypatch):
-    lists = {"step": [1, 2], "epoch": [0.5, 1], "loss": [2, last], "val_epoch": [1], "val_loss": [1]}
-    monkeypatch.setattr(curves, "history", lambda _: dict(lists))
-    figure = curves.draw_curves(tmp_path)
-    assert figure.axes[0].get_yscale() == scale and figure._repr_png_().startswith(b"\x89PNG")
+def test_a_loss_that_falls_far_is_drawn_over_its_logarithm_and_named_by_its_split(tmp_path, monkeypatch):
+    for last, scale in ((0.1, "linear"), (0.01, "log"), (-0.01, "linear")):
+        lists = {"step": [1, 2], "epoch": [0.5, 1], "loss": [2, last], "val_epoch": [1], "val_loss": [1]}
+        monkeypatch.setattr(curves, "history", lambda _, lists=lists: dict(lists))
+        figure = curves.draw_curves(tmp_path)
+        assert figure.axes[0].get_yscale() == scale
+    assert figure._repr_png_().startswith(b"\x89PNG")
     assert re.search("training loss .*\n +test loss +1 ", "\n".join(curves.table([tmp_path])))

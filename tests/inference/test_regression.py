@@ -12,7 +12,7 @@ import toy_workload
 
 import tower_train
 from tower_train import DataRequest, Examples, Workload, errors, evaluate, export, predict, train
-from tower_train.config import ExportOptions, RunOptions
+from tower_train.config import EvaluateOptions, ExportOptions, RunOptions
 from tower_train.inference import example_files, saved_model, serving
 
 v1 = tf.compat.v1
@@ -23,12 +23,10 @@ X = np.linspace(-3, 3, 300, dtype=np.float32)[:, np.newaxis]
 def run(tmp_path_factory):
     """A run whose last steps are so hasty that its best evaluation is an earlier one."""
     directory = tmp_path_factory.mktemp("sine") / "run"
-    options = dict(num_gpus=2, summary_every_steps=0, eval_every_steps=100, keep_best=True, check_towers="never")
-    train("toy_workload:SINE", toy_workload.SINE.config(max_steps=300, train_dir=str(directory), **options))
-    train(
-        "toy_workload:SINE",
-        toy_workload.SINE.config(max_steps=400, train_dir=str(directory), learning_rate=1.0, **options),
-    )
+    options = dict(batch_size=64, summary_every_steps=0, eval_every_steps=100, keep_best=True, check_towers="never")
+    for changes in (dict(max_steps=300), dict(max_steps=400, learning_rate=1.0)):
+        config = toy_workload.SINE.config(train_dir=str(directory), **(options | changes))
+        train("toy_workload:SINE", config)
     return directory
 
 
@@ -65,21 +63,19 @@ def test_predict_gives_a_number_for_each_row(run, command, tmp_path):
     np.testing.assert_allclose([float(value) for value in values], outputs(run, X), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "array", "message"),
-    [
-        ("wide.npy", np.ones([3, 2]), "features is float64 [3, 2]; this run's network takes float32 [examples, 1]."),
-        ("one.npy", np.array(1.0), "features is float64 []; this run's network takes float32 [examples, 1]."),
-        ("text.npy", np.array([["a"]]), "this run's network takes float32 [examples, 1]."),
+def test_predict_says_what_it_takes_in_one_line(run, refusal, tmp_path):
+    takes = "this run's network takes float32 [examples, 1]."
+    for name, array, message in (
+        ("wide.npy", np.ones([3, 2]), f"features is float64 [3, 2]; {takes}"),
+        ("one.npy", np.array(1.0), f"features is float64 []; {takes}"),
+        ("text.npy", np.array([["a"]]), takes),
         ("image.png", None, "examples are no images. Give a .npy or .npz file that holds features [examples, 1]."),
         ("no.npy", None, "no.npy: holds no arrays that numpy can read"),
-    ],
-)
-def test_predict_says_what_it_takes_in_one_line(run, refusal, tmp_path, name, array, message):
-    (tmp_path / name).write_text("no array")
-    if array is not None:
-        np.save(tmp_path / name, array)
-    assert message in refusal(predict, f"--train_dir={run}", str(tmp_path / name))
+    ):
+        (tmp_path / name).write_text("no array")
+        if array is not None:
+            np.save(tmp_path / name, array)
+        assert message in refusal(predict, f"--train_dir={run}", str(tmp_path / name))
 
 
 def test_it_is_exported_with_its_raw_outputs(run, command, tmp_path):
@@ -107,7 +103,7 @@ def test_features_and_outputs_of_several_tensors_keep_their_names(tmp_path):
         network,
         loss=lambda outputs, labels: tf.reduce_mean(outputs["sum"]) * 0,
     )
-    jobs.train_toy(tmp_path / "run", workload=workload, max_steps=1)
+    jobs.train_toy(tmp_path / "run", workload=workload, num_gpus=1, max_steps=1)
     folder, _ = saved_model.export_run(ExportOptions(train_dir=str(tmp_path / "run")), workload)
     served = tf.saved_model.load(str(folder)).signatures["serving_default"]
     found = served(a=tf.constant([5], tf.int64), b=tf.constant([[1.0, 2.0]]))
@@ -121,7 +117,7 @@ def test_features_and_outputs_of_several_tensors_keep_their_names(tmp_path):
 def test_a_direction_of_no_metric_is_refused(tmp_path):
     workload = dataclasses.replace(toy_workload.SINE, mode={"of by": "min"})
     with pytest.raises(ValueError, match="mode names 'of by', but its metrics are absolute error, squared error. Name"):
-        jobs.train_toy(tmp_path, workload=workload, eval_every_steps=5, max_steps=5)
+        jobs.train_toy(tmp_path, workload=workload, num_gpus=1, eval_every_steps=5, max_steps=5)
 
 
 NAMES = ("rain", "wind", "snöw")
@@ -147,25 +143,26 @@ def workload(activation=None):
     return Workload("weather", examples, tower_train.keras_network(build), loss, metrics)
 
 
-@pytest.mark.parametrize("activation", [None, "sigmoid"])
-def test_metrics_and_probabilities_are_by_name(activation, tmp_path):
-    made = workload(activation)
-    options = dict(num_gpus=2, batch_size=10, max_steps=20, learning_rate=0.5, ema=0.0, eval_at_end=True)
-    config = made.config(train_dir=str(tmp_path), check_towers="never", **options)
-    result = tower_train.train(made, config)
+def test_metrics_and_probabilities_are_by_name(tmp_path):
+    """Of a network that ends in logits or, evaluated from the same checkpoint, in their sigmoids."""
+    options = dict(batch_size=20, max_steps=20, learning_rate=0.5, ema=0.0, eval_at_end=True, check_towers="never")
+    result = tower_train.train(workload(), workload().config(train_dir=str(tmp_path), **options))
     assert {f"val_f1 {name}" for name in NAMES} <= result.history.keys()
-    built, session = serving.open_run(RunOptions(train_dir=str(tmp_path)), made)
     features, labels = examples(tower_train.DataRequest("test")).first(60)
-    with session:
-        found = session.run(built.outputs, {built.features["features"]: features})
-        kernel, bias = session.run([built.restored["dense/kernel"], built.restored["dense/bias"]])
-    assert built.class_names == NAMES and set(found) == {"logits", "probabilities", "all_classes"}
-    logits = features @ kernel + bias
-    np.testing.assert_allclose(found["logits"], logits, rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(found["probabilities"], 1 / (1 + np.exp(-logits)), rtol=1e-5, atol=1e-6)
-    right = ((logits > 0) & (labels == 1)).sum(axis=0)
-    f1 = 2 * right / ((logits > 0).sum(axis=0) + labels.sum(axis=0))
-    assert [result.history[f"val_f1 {name}"][-1] for name in NAMES] == pytest.approx(f1.tolist())
+    for activation in (None, "sigmoid"):
+        made = workload(activation)
+        built, session = serving.open_run(RunOptions(train_dir=str(tmp_path)), made)
+        with session:
+            found = session.run(built.outputs, {built.features["features"]: features})
+            kernel, bias = session.run([built.restored["dense/kernel"], built.restored["dense/bias"]])
+        assert built.class_names == NAMES and set(found) == {"logits", "probabilities", "all_classes"}
+        logits = features @ kernel + bias
+        np.testing.assert_allclose(found["logits"], logits, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(found["probabilities"], 1 / (1 + np.exp(-logits)), rtol=1e-5, atol=1e-6)
+        right = ((logits > 0) & (labels == 1)).sum(axis=0)
+        f1 = 2 * right / ((logits > 0).sum(axis=0) + labels.sum(axis=0))
+        [evaluated] = tower_train.evaluate_run(EvaluateOptions(train_dir=str(tmp_path)), made)
+        assert [evaluated.metrics[f"f1 {name}"].mean for name in NAMES] == pytest.approx(f1.tolist())
     folder, _ = saved_model.export_run(ExportOptions(train_dir=str(tmp_path)), made)
     served = tf.saved_model.load(str(folder)).signatures["serving_default"](features=tf.constant(features))
     np.testing.assert_array_equal(served["all_classes"][0].numpy(), [name.encode() for name in NAMES])

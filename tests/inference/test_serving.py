@@ -90,7 +90,7 @@ def test_the_exported_network_gives_the_bits_of_evaluation(run, paths, batch, ha
 
 def test_evaluations_and_predictions_are_compiled_if_asked_for(run, paths, command):
     def evaluated(jit_compile):
-        options = EvaluateOptions(train_dir=str(run), num_gpus=2, batch_size=3, jit_compile=jit_compile)
+        options = EvaluateOptions(train_dir=str(run), batch_size=3, jit_compile=jit_compile)
         [evaluation] = tower_train.evaluate_run(options)
         return evaluation
 
@@ -104,8 +104,8 @@ def test_evaluations_and_predictions_are_compiled_if_asked_for(run, paths, comma
     assert printed[0] == printed[1] and printed[0][0] == 0
 
 
-def test_each_tower_of_an_evaluation_is_compiled(run):
-    saved = saved_run.read(EvaluateOptions(train_dir=str(run)))
+def test_each_tower_of_an_evaluation_is_compiled(toy_run):
+    saved = saved_run.read(EvaluateOptions(train_dir=str(toy_run)))
     placed = devices.place(Config(device="cpu", num_gpus=2))
     built = evaluation_graph(saved.workload, saved.examples, 3, saved.dtype, 0, placed, is_compiled=True)
     metadata = v1.RunMetadata()

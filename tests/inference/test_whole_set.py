@@ -65,7 +65,7 @@ class SparseF1(keras.metrics.F1Score):
 
 
 def test_the_first_of_them_chooses(tmp_path):
-    options = dict(max_steps=20, eval_every_steps=10, keep_best=True)
+    options = dict(num_gpus=1, max_steps=2, eval_every_steps=1, keep_best=True)
     jobs.train_toy(tmp_path, workload=workload(spread, mode={"spread": "min"}), **options)
     best = jobs.read_json(tmp_path, "best.json")
     assert (best["metric"], best["mode"]) == ("spread", "min")
@@ -73,16 +73,13 @@ def test_the_first_of_them_chooses(tmp_path):
         jobs.train_toy(tmp_path / "unknown", workload=workload(spread), **options)
 
 
-@pytest.mark.parametrize(
-    ("metric", "message"),
-    [
+def test_mistakes_show_before_the_training(tmp_path):
+    for metric, message in (
         (lambda outputs, labels: outputs, r"is of shape \[.*, 3\]. It must be a number, one for each class"),
         (keras.metrics.MeanIoU(3, name="iou"), r"'iou' fails on outputs \[.*, 3\] and labels \["),
-    ],
-)
-def test_mistakes_show_before_the_training(tmp_path, metric, message):
-    with pytest.raises(errors.GraphError, match=message):
-        jobs.train_toy(tmp_path, workload=workload(metric), max_steps=2, eval_at_end=True)
+    ):
+        with pytest.raises(errors.GraphError, match=message):
+            jobs.train_toy(tmp_path, workload=workload(metric), num_gpus=1, max_steps=2, eval_at_end=True)
 
 
 def test_a_loss_that_does_not_take_an_evaluations_outputs_is_left_out_and_that_is_told(tmp_path, capsys):
@@ -93,6 +90,7 @@ def test_a_loss_that_does_not_take_an_evaluations_outputs_is_left_out_and_that_i
     def loss(outputs, labels):
         return toy_workload.WORKLOAD.loss(outputs["first"], labels)
 
-    jobs.train_toy(tmp_path, workload=workload(spread, loss=loss, inference=inference), max_steps=1, eval_at_end=True)
+    made = workload(spread, loss=loss, inference=inference)
+    jobs.train_toy(tmp_path, workload=made, num_gpus=1, max_steps=1, eval_at_end=True)
     found = jobs.read_json(tmp_path, "result.json")["evaluation"]["metrics"].keys()
     assert found == {"spread"}
