@@ -12,6 +12,7 @@ from keras_twins import Adds
 
 from tower_train import errors, multi_gpu_model
 from tower_train.fronts import compat
+from tower_train.fronts.keras_towers.proof import first_step
 from tower_train.proof import comparison
 
 RNG = np.random.default_rng(0)
@@ -35,19 +36,21 @@ class Looked(keras.layers.Layer):
         return inputs + largest + self.vectors(keras.ops.cast(inputs[:, 0] > 0, "int32"))
 
 
-def parallel(*layers, **options):
+def adam():
+    return keras.optimizers.AdamW(0.01, weight_decay=0.1)
+
+
+def parallel(*layers, optimizer="sgd", **options):
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input([4]), *layers, keras.layers.Dense(3)])
     model = multi_gpu_model(model, gpus=2, **options)
-    model.compile(
-        keras.optimizers.AdamW(0.01, weight_decay=0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    )
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return model
 
 
 def test_towers_that_train_what_keras_trains_are_shown_to():
-    within = keras.Sequential([keras.Input([8]), Looked()])
-    model = parallel(keras.layers.Dense(8, "relu"), within, keras.Model(x := keras.Input([8]), Looked()(x)))
+    within = keras.Sequential([keras.Input([4]), Looked()])
+    model = parallel(within, keras.Model(x := keras.Input([4]), Looked()(x)), optimizer=adam())
     before = model.template.get_weights()
     line = model.check(X, Y)
     assert line.startswith("towers:   2 equal 1 on this network to ") and " examples, float64" in line
@@ -63,7 +66,7 @@ def test_towers_that_train_what_keras_trains_are_shown_to():
 )
 def test_a_model_that_cannot_be_computed_in_float64_is_compared_in_its_own_dtype(layers, reason):
     assert keras.config.floatx() == "float32"
-    line = parallel(keras.layers.Dense(8), keras.layers.Lambda(layers)).check(X, Y)
+    line = parallel(keras.layers.Dense(4), keras.layers.Lambda(layers)).check(X, Y)
     assert re.search(rf"examples, float32; \d+\.\d s\)\. In float64: {reason}", line)
 
 
@@ -85,23 +88,27 @@ def test_a_layers_own_error_keeps_its_lines_and_no_other(dtype):
         model.check(X, Y)
 
 
-def test_what_shows_nothing_is_said_so():
-    line = parallel(keras.layers.Dense(8)).check(X, Y, 0 * WEIGHTS)
+def test_weights_that_only_decay_show_nothing():
+    line = parallel(optimizer=adam()).check(X, Y, 0 * WEIGHTS)
     assert line.startswith("*** towers: nothing to compare: every gradient of the loss is 0")
 
 
-def test_variables_beyond_memory_are_compared_in_float32_or_not_at_all(compared, monkeypatch, capsys):
-    model = parallel(keras.layers.Dense(8))
-    monkeypatch.setattr(comparison.host, "free_memory", lambda: 8 * 4 * 400)
-    assert model.check(X, Y).endswith("In float64: 205 numbers in variables would take 0 GiB of memory")
-    monkeypatch.setattr(comparison.host, "free_memory", lambda: 8 * 4 * 200)
-    model.fit(X, Y, verbose=0)
-    assert "not compared with one device, as that fails: 205 numbers in variables" in capsys.readouterr().out
+def test_variables_beyond_memory_are_compared_in_float32_or_not_at_all(monkeypatch):
+    numbers = 4 * 3 + 3 + 4  # weights, the optimizer's rate and counter, a metric's sum and count
+    monkeypatch.setattr(comparison.host, "free_memory", lambda: 8 * 4 * numbers)
+    model = parallel()
+    assert model.check(X, Y).endswith(f"In float64: {numbers} numbers in variables would take 0 GiB of memory")
+    monkeypatch.setattr(comparison.host, "free_memory", lambda: 8 * 4 * numbers - 1)
+    with pytest.raises(MemoryError, match=f"{numbers} numbers in variables"):
+        model.check(X, Y)
 
 
-def test_too_few_examples_are_refused():
+def test_too_few_examples_are_refused_and_before_a_training_only_told(capsys):
+    model, few = parallel(), (X[:3], Y[:3])
     with pytest.raises(errors.ConfigError, match="fewer than 4 examples, one for each of 2 towers in 2 steps"):
-        parallel().check(X[:3], Y[:3])
+        model.check(*few)
+    assert first_step(model, list)(iter([few])) == [few]
+    assert "not compared with one device, as that fails: check: there are fewer than 4" in capsys.readouterr().out
 
 
 def test_an_output_whose_first_axis_is_as_long_as_a_batch_is_named():
@@ -114,13 +121,11 @@ def test_an_output_whose_first_axis_is_as_long_as_a_batch_is_named():
 
 
 def test_batch_normalisation_by_tower_is_not_said_to_be_one_device():
-    layers = keras.layers.Dense(8), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)
-    model = parallel(*layers, batch_norm="tower")
-    model.fit(X, Y, batch_size=16, verbose=0)  # so that the check may not use the functions that it traced
+    line = parallel(keras.layers.Dense(4), keras.layers.BatchNormalization(), batch_norm="tower").check(X, Y)
     assert re.match(
         r"\*\*\* towers: 2 are not 1 with batch_norm=tower: \S+ differs by \de-0\d on this network, and by "
         r"\de-1\d with batch_norm=global",
-        model.check(X, Y),
+        line,
     )
 
 
@@ -153,47 +158,42 @@ def test_a_first_fit_compares_few_examples_if_it_takes_long_and_then_trains_as_i
 
     def fitted(**options):
         keras.utils.set_random_seed(1)
-        model = parallel(keras.layers.Dense(8), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5), **options)
+        model = parallel(keras.layers.BatchNormalization(), keras.layers.Dropout(0.5), **options)
         data = tf.data.Dataset.from_tensor_slices((X, Y)).repeat(2).shuffle(32, seed=1).batch(19)
-        model.fit(data, verbose=0)
+        model.fit(data, shuffle=False, verbose=0)
         return model.get_weights(), np.random.rand(), capsys.readouterr().out
 
     weights, drawn, said = fitted()
-    expected, drawn_without, _ = fitted(check_towers="never")
+    expected, drawn_without, said_without = fitted(check_towers="never")
+    assert said.count("2 equal 1") == 1
     assert re.search(r"comparing 2 with 1, for .*\n.* 2 equal 1 on this network to .*\(2 steps of 4 examples", said)
-    assert drawn == drawn_without
+    assert drawn == drawn_without and "comparing" not in said_without and "equal" not in said_without
     assert all((one == other).all() for one, other in zip(weights, expected, strict=True))
 
 
-def test_a_first_fit_of_towers_that_differ_names_the_layer_unless_it_compares_nothing(compared):
+def test_a_first_fit_of_towers_that_differ_names_the_layer(compared):
     line = Centered.call.__code__.co_firstlineno
     with pytest.raises(
         errors.GraphError, match=rf"begins at \S+/centered\S* \(Centered, test_check.py:{line}\).*\n.*never"
     ):
-        parallel(keras.layers.Dense(8), Centered()).fit(X, Y, batch_size=8, verbose=0)
+        parallel(keras.layers.Dense(4), Centered()).fit(X, Y, batch_size=8, verbose=0)
     with pytest.raises(errors.GraphError, match=r"\(Adds, .*\): the loss that it adds, which is no mean over examples"):
-        parallel(keras.layers.Dense(8), Adds(lambda x: [keras.ops.mean(x**2), keras.ops.sum(x**2)])).check(X, Y)
-    with pytest.raises(errors.GraphError, match=r"begins at \S+/centered.*\n.*never"):
-        parallel(Centered()).train_on_batch(X, Y)
-    parallel(Centered(), check_towers="never").fit(X, Y, batch_size=8, verbose=0)
+        parallel(keras.layers.Dense(4), Adds(lambda x: [keras.ops.mean(x**2), keras.ops.sum(x**2)])).check(X, Y)
 
 
-def test_a_first_train_on_batch_compares_if_it_can_and_then_trains_as_if_it_had_not(compared, capsys, monkeypatch):
+def test_a_first_train_on_batch_compares_and_then_trains_on_its_batch(compared, capsys, monkeypatch):
     monkeypatch.setattr(comparison, "_LONG_SECS", 1e9)
-
-    def trained(count, **options):
-        model = parallel(keras.layers.Dense(8), keras.layers.Dropout(0.5), **options)
-        return [model.train_on_batch(X[:count], Y[:count], WEIGHTS[:count]) for _ in range(2)]
-
-    losses = trained(16)
+    model = parallel()
+    kernel, bias = model.get_weights()
+    loss = model.train_on_batch(X, Y, WEIGHTS)
     assert re.fullmatch(r"towers:   2 equal 1 on this network to .*\n", capsys.readouterr().out)
-    assert losses == trained(16, check_towers="never")
-    trained(3)
-    assert "not compared with one device, as that fails: check: there are fewer than 4" in capsys.readouterr().out
+    logits = X @ kernel + bias
+    losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(16), Y]
+    np.testing.assert_allclose(loss, (WEIGHTS * losses).sum() / 16, rtol=1e-6)
 
 
 def test_steps_of_an_optimizer_that_accumulates_gradients_are_compared():
-    model = parallel(keras.layers.Dense(8))
+    model = parallel()
     model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=3), "mse")
     assert "2 equal 1 on this network to" in model.check(X, X[:, :3])
 
@@ -214,7 +214,7 @@ def test_a_step_with_optimizers_of_its_own_is_left_as_it_was():
 
 
 def test_a_plain_model_in_another_thread_computes_as_always():
-    model, plain = parallel(keras.layers.Dense(8), keras.layers.Dropout(0.5)), parallel().template
+    model, plain = parallel(keras.layers.Dropout(0.5)), parallel().template
     expected, done, found = plain(X).numpy(), threading.Event(), []
 
     def compute():
@@ -232,8 +232,8 @@ def test_a_plain_model_in_another_thread_computes_as_always():
     thread = threading.Thread(target=compute)
     thread.start()
     try:
-        assert "2 equal 1 on this network" in model.check(X, Y)
-        model.fit(X, Y, batch_size=8, verbose=0)
+        model.fit(X, Y, batch_size=8, verbose=0)  # before, so that the check may not use the functions that it traced
+        assert ", float64; " in model.check(X, Y)
     finally:
         done.set()
         thread.join()
