@@ -13,10 +13,10 @@ import tower_train
 layers, ops = keras.layers, keras.ops
 
 
-def test_on_py_datasets_with_several_steps_per_execution(float64):
+def test_on_py_datasets_with_a_batch_of_nothing_and_several_steps_per_execution(float64):
     x, y = data(10, 6, 6, 2)
     loss = {"optimizer": "sgd", "loss": CROSS_ENTROPY, "steps_per_execution": 2}
-    batches = [(x[i : i + 4], y[i : i + 4]) for i in range(0, 10, 4)]
+    batches = [(x[i : i + 4], y[i : i + 4]) for i in range(0, 16, 4)]
 
     class Batches(keras.utils.PyDataset):
         def __len__(self):

@@ -52,10 +52,11 @@ def test_two_workers_train_the_examples_of_keras_as_keras_does_on_one_device(rep
     assert [report["weights"] for report in others.values()] == [report["weights"] for report in chiefs.values()]
 
 
-def test_calls_for_one_batch_begin_with_the_chiefs_weights_and_do_what_numpy_does(reports):
+def test_calls_for_one_batch_begin_with_the_chiefs_values_and_do_what_numpy_does(reports):
     chief, other = named(reports, "on batch")
     np.testing.assert_allclose(chief["weights"], chief["expected"], rtol=0, atol=ROUNDING)
-    assert chief["losses"][0] == pytest.approx(chief["losses"][1], abs=ROUNDING)
+    for found, expected in (chief["losses"], chief["seen"], other["seen"]):
+        assert found == pytest.approx(expected, abs=ROUNDING)
     assert other["weights"] == chief["weights"]
     assert all(each["checked"].startswith("towers:   4 equal 1 on this network to ") for each in (chief, other))
 

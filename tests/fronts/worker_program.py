@@ -110,10 +110,19 @@ def state(folder):
     return parallel
 
 
+class Sums(keras.Sequential):
+    """Adds up what it saw in a variable of TensorFlow."""
+
+    def train_step(self, data):
+        self.seen.assign_add(tf.reduce_mean(data[0]))
+        return super().train_step(data)
+
+
 def on_batch():
-    """Trains and evaluates one batch, from the chief's weights; prints by how much numpy differs."""
+    """Trains and evaluates one batch, from the chief's values; prints by how much numpy differs."""
     cluster, x, y = tower_train.cluster.current(), X[:BATCH], X[:BATCH, :1]
-    model = keras.Sequential([keras.Input([4]), layers.Dense(1, use_bias=False)])
+    model = Sums([keras.Input([4]), layers.Dense(1, use_bias=False)])
+    model.seen = tf.Variable(5.0 + cluster.rank, dtype=tf.float64)
     parallel = tower_train.multi_gpu_model(model, gpus=TOWERS)
     parallel.compile(keras.optimizers.SGD(0.25), "mse")
     kernel = model.layers[0].kernel
@@ -124,6 +133,7 @@ def on_batch():
     loss = parallel.test_on_batch(x, y)
     losses = float(loss), float(np.mean((x @ expected - y) ** 2))
     about = dict(weights=kernel.numpy().tolist(), expected=expected.tolist(), losses=losses)
+    about["seen"] = float(model.seen.numpy()), 5 + np.mean(x)
     report(name="on batch", **about, checked=parallel.check(X, X[:, :1]))
 
 

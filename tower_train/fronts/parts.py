@@ -32,7 +32,7 @@ class Part(NamedTuple):
 
     data: Any  # structured as the batch
     cuts: tuple[Cut, ...]  # of its tensors; none of a tower by itself
-    share: tf.Tensor  # float scalar, the tower's share of the examples in the first tensor
+    share: tf.Tensor  # float scalar, the tower's share of the examples in the first tensor; equal ones of none
 
 
 def split(data, first: int, here: int, count: int) -> list[Part]:
@@ -48,7 +48,8 @@ def split(data, first: int, here: int, count: int) -> list[Part]:
             }
             own_data = keras.tree.map_structure(lambda leaf: rows.get(id(leaf), leaf), data)  # noqa: B023
             examples, batch = (tf.cast(size, keras.config.floatx()) for size in (cuts[0].examples, cuts[0].batch))
-            parts.append(Part(own_data, cuts if count > 1 else (), examples / batch))
+            share = tf.where(batch > 0, examples / batch, 1 / count)
+            parts.append(Part(own_data, cuts if count > 1 else (), share))
     return parts
 
 

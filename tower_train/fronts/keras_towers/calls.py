@@ -133,11 +133,11 @@ def _check_rows(what: str, output: tf.Tensor, inputs: Sequence[parts.Size]) -> N
     """Refuses an output whose number of rows is not a multiple of the examples."""
     rows, message = parts.batch_size(output), f"{what} of shape {output.shape} {_OTHER_ROWS}"
     known = [size for size in inputs if isinstance(size, int)]
-    if isinstance(rows, int) and any(rows % size == 0 for size in known):
+    if isinstance(rows, int) and any(rows % max(size, 1) == 0 for size in known):
         return
     if isinstance(rows, int) and len(known) == len(inputs):
         raise errors.ConfigError(message)
-    fits = tf.reduce_any(tf.stack([rows % size == 0 for size in inputs]))
+    fits = tf.reduce_any(tf.stack([rows % tf.maximum(size, 1) == 0 for size in inputs]))
     tf.debugging.Assert(fits, [message])  # in a tf.function it runs by itself
 
 

@@ -42,6 +42,7 @@ class TowerModel(keras.Model):
         self.built, self._compiled = template.built, None
         together.begin(exchange, template, len(towers))
         self.begun_with: list | None = None  # the optimizers, once they have their variables
+        self._assigned: Callable[[], list] = list  # further variables of a step; Keras would take a list for weights
         self.compile_as_template()
 
     def __getattr__(self, name):
@@ -111,9 +112,10 @@ class TowerModel(keras.Model):
             self.train_function = proof.first_step(self, self.train_function)
 
     @property
-    def trained_variables(self) -> list[keras.Variable]:
-        """The variables of the model and of its optimizers."""
-        return [*self.template.variables, *(v for each in self.begun_with or () for v in each.variables)]
+    def trained_variables(self) -> list[keras.Variable | tf.Variable]:
+        """The variables of the model and of its optimizers, and what else a step assigns."""
+        of_optimizers = [v for each in self.begun_with or () for v in each.variables]
+        return [*self.template.variables, *of_optimizers, *self._assigned()]
 
     @property
     def has_own_step(self) -> bool:
@@ -171,7 +173,7 @@ class TowerModel(keras.Model):
         another. If the step begins, all workers get the chief's."""
         optimizers, assigned = rehearse(self.template, program or self._train, data, self.towers)
         if begins:
-            self.begun_with = optimizers or None  # none of an evaluation
+            self.begun_with, self._assigned = optimizers or None, lambda: assigned  # none of an evaluation
             together.synchronize(self.exchange, self.trained_variables)
         return optimizers, assigned
 
