@@ -72,7 +72,7 @@ print(*trainings.train(test_initializers.centred([]), examples, 1, num_gpus=1))
 def test_what_a_checkpoint_lacks_begins_with_it_and_nothing_is_computed_to_resume_evaluate_or_export(tmp_path):
     """The rest is restored, and the SavedModel holds no Python function."""
     workload = centred(calls := [])
-    options = jobs.TOY | dict(train_dir=str(tmp_path / "run"), override=True, learning_rate=1e-30)
+    options = jobs.SMALL | dict(train_dir=str(tmp_path / "run"), override=True, learning_rate=1e-30)
     tower_train.train(dataclasses.replace(toy_workload.WORKLOAD, name="centred"), Config(max_steps=5, **options))
     before = jobs.variables(tmp_path / "run")
     for steps in (6, 7):

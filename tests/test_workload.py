@@ -218,7 +218,7 @@ def test_help_shows_the_values_of_the_recipe(capsys, word, rate):
 
 def test_a_run_keeps_its_options_and_evaluation_uses_them(tmp_path):
     def train(steps, **options):
-        config = Config(train_dir=str(tmp_path), num_gpus=2, max_steps=steps, batch_size=4, learning_rate=0.02)
+        config = Config(**jobs.SMALL | dict(train_dir=str(tmp_path), max_steps=steps))
         return tower_train.train(f"{__name__}:OPTIONAL", config, workload_options=options)
 
     train(5, shift=2.0)
@@ -229,7 +229,7 @@ def test_a_run_keeps_its_options_and_evaluation_uses_them(tmp_path):
     [found] = tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir=str(tmp_path)))
     features, labels = element_workloads.arrays("test")
     right, other = (
-        np.mean(np.argmax(jobs.toy_logits(jobs.variables(tmp_path), features + shift), axis=1) == labels)
+        np.mean(np.argmax(jobs.toy_logits(jobs.variables(tmp_path), features + shift, ""), axis=1) == labels)
         for shift in (2.0, 0.0)
     )
     assert found.metrics["precision @ 1"].mean == pytest.approx(right) and right != other

@@ -41,8 +41,8 @@ def test_a_new_run_tells_and_shows_each_augmented_example_and_a_resumed_one_does
         network,
         augment=lambda images, draws: 255 - images,
     )
-    options = dict(workload=workload, check_data=True, num_gpus=1, learning_rate=1e-9)
-    jobs.train_toy(tmp_path, max_steps=1, **options)
+    options = dict(workload=workload, check_data=True, batch_size=8, learning_rate=1e-9)
+    jobs.train_small(tmp_path, max_steps=1, **options)
     assert capsys.readouterr().out.count("*** gray: no example is of class none") == 1
     png = (tmp_path / "examples.png").read_bytes()
     assert sorted(centres(png)) == sorted(255 - GRAYS)
@@ -50,8 +50,8 @@ def test_a_new_run_tells_and_shows_each_augmented_example_and_a_resumed_one_does
     (event,) = jobs.events(tmp_path).Images("examples")
     assert (event.step, event.encoded_image_string, event.width) == (0, png, 824)
     (tmp_path / "examples.png").unlink()
-    jobs.train_toy(tmp_path, max_steps=2, **options)
-    jobs.train_toy(tmp_path / "another", max_steps=1, **options | dict(check_data=False))
+    jobs.train_small(tmp_path, max_steps=2, **options)
+    jobs.train_small(tmp_path / "another", max_steps=1, **options | dict(check_data=False))
     assert not [*tmp_path.rglob("examples.png")] and "no example" not in capsys.readouterr().out
 
 

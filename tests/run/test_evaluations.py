@@ -13,6 +13,7 @@ from tower_train import errors
 from tower_train.config import EvaluateOptions
 from tower_train.inference import saved_run
 from tower_train.run import evaluations
+from tower_train.workload import DataRequest
 
 
 def precision(train_dir, split, indices=slice(None)):
@@ -22,18 +23,20 @@ def precision(train_dir, split, indices=slice(None)):
     return np.mean(predicted == labels[indices])
 
 
-def test_each_evaluation_looks_at_training_examples_too(tmp_path, capsys):
+def test_each_evaluation_looks_at_a_sample_of_the_training_examples_too(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(evaluations, "TRAINING_EXAMPLES", 30)
+    sample = np.sort(np.random.default_rng(0).choice(96, 30, replace=False))
     options = dict(max_steps=20, eval_every_steps=10, eval_at_end=True, save_every_steps=5, keep_checkpoints=1)
     load = lambda request: dataclasses.replace(toy_workload.load(request), notice=f"{request.split}: less")  # noqa: E731
     workload = dataclasses.replace(toy_workload.WORKLOAD, examples=load)
     jobs.train_small(tmp_path, workload=workload, keep_best=True, **options)
     found = jobs.read_json(tmp_path, "result.json")
     train, test = found["train_evaluation"], found["evaluation"]
-    assert (train["num_examples"], train["data"], test["num_examples"]) == (96, "toy train", 50)
+    assert (train["num_examples"], train["data"], test["num_examples"]) == (30, "toy train", 50)
     mean, other = train["metrics"]["precision @ 1"]["mean"], test["metrics"]["precision @ 1"]["mean"]
-    assert mean == pytest.approx(precision(tmp_path, "train"))
+    assert mean == pytest.approx(precision(tmp_path, "train", sample))
     above = "above" if mean >= other else "below"
-    line = f"on 96 training examples: precision @ 1 = {mean:.3f} ({abs(mean - other):.3f} {above}), loss = "
+    line = f"on 30 training examples: precision @ 1 = {mean:.3f} ({abs(mean - other):.3f} {above}), loss = "
     lines = capsys.readouterr().out.splitlines()
     assert any(each.startswith(line) for each in lines)
     assert lines.count("*** test: less") == 1
@@ -43,16 +46,11 @@ def test_each_evaluation_looks_at_training_examples_too(tmp_path, capsys):
         assert [event.step for event in jobs.events(tmp_path / "eval").Scalars(name)] == [10, 20]
 
 
-def test_a_sample_of_the_training_examples_is_the_same_each_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluations, "TRAINING_EXAMPLES", 30)
-    jobs.train_small(tmp_path / "fetched", max_steps=10, eval_every_steps=10)
-    chosen = np.sort(np.random.default_rng(0).choice(96, 30, replace=False))
-    found = jobs.read_json(tmp_path / "fetched", "result.json")["train_evaluation"]
-    assert found["num_examples"] == 30
-    expected = precision(tmp_path / "fetched", "train", chosen)
-    assert found["metrics"]["precision @ 1"]["mean"] == pytest.approx(expected)
-    jobs.train_small(tmp_path / "ordered", workload=element_workloads.PIPELINE, max_steps=2, eval_every_steps=2)
-    assert jobs.read_json(tmp_path / "ordered", "result.json")["train_evaluation"]["num_examples"] == 30
+def test_a_sample_of_examples_in_an_order_of_their_own_are_the_first():
+    examples = element_workloads.IN_ORDER.examples(DataRequest("train"))
+    sample, (features, _) = examples.sample(30), element_workloads.arrays("train")
+    assert sample.num_examples == 30 and examples.sample(1000).num_examples == 96
+    np.testing.assert_array_equal(sample.first(99)[0], features[:30])
 
 
 def test_the_last_step_is_evaluated_where_that_is_asked_for_and_no_run_that_is_stopped_before(tmp_path, capsys):

@@ -18,7 +18,7 @@ from tower_train.run import signals
 from tower_train.run_dir import checkpoint
 from tower_train.workload import DataRequest
 
-STALL = dict(stall_timeout_secs=0.6, max_steps=4, batch_size=8, summary_every_steps=0, save_every_steps=2)
+STALL = dict(stall_timeout_secs=0.6, max_steps=4, num_gpus=2, batch_size=8, summary_every_steps=0, save_every_steps=2)
 REPORTS = []  # of the watchdog, until now
 
 
@@ -67,7 +67,7 @@ def test_what_does_not_end_is_reported_in_a_step_with_what_it_waits_for(tmp_path
         monkeypatch.setattr(owner, name, lambda *args, f=function, what=what: wait_for_report(what) or f(*args))
     monkeypatch.setattr(logging.getLogger("tower_train"), "handlers", [Reports()])
     REPORTS.clear()
-    result = jobs.train_toy(tmp_path, workload=workload, profile_steps=(3, 4), **STALL | dict(save_every_steps=0))
+    result = jobs.train_small(tmp_path, workload=workload, profile_steps=(3, 4), **STALL | dict(save_every_steps=0))
     assert result.step == 4
     assert "Thread 0x" in (stacks := capfd.readouterr().err) and " in run\n" in stacks
     ends = ("*** Nothing has ended for ", "*** Going on, after ")
@@ -109,7 +109,7 @@ def test_an_averaging_between_devices_that_hangs_ends_the_process_with_their_nam
     monkeypatch.setattr(AllReduce, "_mean", hanging)
     monkeypatch.setattr(signals.Received, "raise_in_main", lambda _, error: leave(error))
     options = STALL | dict(variable_update="mirrored", worker_timeout_secs=0.5)
-    assert jobs.train_toy(tmp_path, **options).step == 4
+    assert jobs.train_small(tmp_path, **options).step == 4
     text = str(left[0])
     assert text.startswith("The step under way waits for the averaging between devices, ")
     assert re.search("all towers are done: logical CPU device 0, logical CPU device 1 have not averaged for .* s", text)

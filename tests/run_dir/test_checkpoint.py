@@ -14,8 +14,8 @@ from tower_train.run_dir import checkpoint
 
 
 def test_averages_that_a_checkpoint_lacks_begin_as_the_weights_that_it_has(tmp_path):
-    jobs.train_toy(tmp_path, max_steps=3, ema=0, optimizer="sgd", summary_every_steps=0)
-    jobs.train_toy(tmp_path, max_steps=4, ema=0.9, optimizer="sgd", summary_every_steps=0, override=True)
+    jobs.train_small(tmp_path, max_steps=3)
+    jobs.train_small(tmp_path, max_steps=4, ema=0.9, override=True)
     before, after = jobs.variables(tmp_path, 3), jobs.variables(tmp_path, 4)
     decay = (1 + 3) / (10 + 3)
     for name in before.keys() - {"global_step", "examples_seen"}:

@@ -107,7 +107,7 @@ def test_updates_of_several_writers_are_all_kept(tmp_path):
 def test_a_train_dir_of_any_name_is_used_or_refused_in_one_line(name, tmp_path):
     path = os.fsdecode(bytes(tmp_path) + b"/" + name)
     try:
-        jobs.train_toy(path, max_steps=2, summary_every_steps=0)
+        jobs.train_small(path, max_steps=2)
     except errors.RunError as error:
         assert str(error).isprintable()
         assert os.listdir(bytes(tmp_path)) == []
@@ -165,8 +165,8 @@ def test_options_that_the_workload_does_not_take_are_told_with_the_file(run):
     assert refusal(evaluate, run).startswith(f"{run / 'run.json'} does not fit its workload: ")
 
 
-@hypothesis.settings(max_examples=30, deadline=None, derandomize=True)
-@hypothesis.example(content=b'{"a":' * 100_000)
+@hypothesis.settings(max_examples=10, deadline=None, derandomize=True)
+@hypothesis.example(content=b'{"a":' * 20_000)
 @hypothesis.given(content=strategies.binary(max_size=100) | strategies.text(max_size=50).map(str.encode))
 def test_any_json_file_is_an_object_or_a_run_error(content, tmp_path_factory):
     folder = tmp_path_factory.mktemp("json")
@@ -218,14 +218,14 @@ def test_the_graph_is_drawn_with_a_box_for_each_tower_layer_and_part_of_the_step
 def test_a_resume_neither_loses_nor_repeats_a_point(run, monkeypatch):
     """Also not the point of the step it begins at, nor where the clock was set back between two starts."""
     now, now_ns = time.time, time.time_ns
-    for hours, max_steps in ((-1, 60), (2, 80), (-300_000, 100)):  # the last to a time that has fewer digits
+    for hours, max_steps in ((-1, 60), (-300_000, 80)):  # the last to a time that has fewer digits
         monkeypatch.setattr(time, "time", lambda hours=hours: now() + 3600 * hours)
         monkeypatch.setattr(time, "time_ns", lambda hours=hours: now_ns() + 3600 * 10**9 * hours)
         jobs.train_toy(run, max_steps=max_steps, summary_every_steps=10)
     curves = jobs.events(run)
     for name in ("total_loss", "examples_per_sec"):
-        assert [event.step for event in curves.Scalars(name)] == list(range(5, 101, 5))
+        assert [event.step for event in curves.Scalars(name)] == list(range(5, 81, 5))
     paths = map(str, run.glob("events.out.*"))
     events = [event for path in paths for event in tf.compat.v1.train.summary_iterator(path)]
     assert sum(bool(event.graph_def) for event in events) == 1
-    assert [event.step for event in curves.Histograms("hidden/weights")] == list(range(10, 101, 10))
+    assert [event.step for event in curves.Histograms("hidden/weights")] == list(range(10, 81, 10))
