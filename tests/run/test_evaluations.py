@@ -51,6 +51,7 @@ def test_a_sample_of_examples_in_an_order_of_their_own_are_the_first():
     sample, (features, _) = examples.sample(30), element_workloads.arrays("train")
     assert sample.num_examples == 30 and examples.sample(1000).num_examples == 96
     np.testing.assert_array_equal(sample.first(99)[0], features[:30])
+    assert sum(1 for _ in sample.elements().take(99)) == 30
 
 
 def test_the_last_step_is_evaluated_where_that_is_asked_for_and_no_run_that_is_stopped_before(tmp_path, capsys):
