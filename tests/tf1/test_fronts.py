@@ -2,9 +2,8 @@
 
 import ast
 import re
-import subprocess
-import sys
 
+import clusters
 import jobs
 import numpy as np
 import pytest
@@ -72,7 +71,8 @@ for load in (lambda: model.load_weights("2.hdf5"), lambda: model.load_weights("w
 again = keras.models.load_model("model.h5")
 again.fit(x, y, verbose=0, callbacks=[keras.callbacks.LearningRateScheduler(lambda epoch: 0.1)])
 pair = [keras.Input([1]), keras.Input([1])]
-pair = multi_gpu_model(keras.models.Model(pair, [keras.layers.Dense(1)(each) for each in pair]), gpus=2)
+pair = multi_gpu_model(keras.models.Model(pair, [keras.layers.Dense(1)(each) for each in pair]), gpus=2,
+                       check_towers="never")
 pair.compile("sgd", ["mse", "mse"])
 pair.fit_generator(([[x, x], [y, y]] for _ in "abc"), 2, verbose=0, validation_data=[[x, x], [y, y]])
 assert again.optimizer.decay == 0.5 and again.get_weights()[0].item() != weight
@@ -84,7 +84,7 @@ for towers in (1, 2):
     begin, normed = keras.initializers.Constant([[1.0], [2.0], [-1.0]]), keras.layers.BatchNormalization()
     normed = keras.models.Sequential([normed, keras.layers.Dense(1, kernel_initializer=begin)])
     normed.build((None, 3))
-    parallel = multi_gpu_model(normed, gpus=towers)
+    parallel = multi_gpu_model(normed, gpus=towers, check_towers="never")
     parallel.compile("adadelta", "mse")
     parallel.fit_generator(((part, part[:, :1]) for part in np.split(rows, 3)), steps_per_epoch=3, verbose=0)
     weights.append(np.concatenate([each.ravel() for each in normed.get_weights()]))
@@ -213,13 +213,12 @@ def test_keras_3_takes_what_keras_2_had_and_trains_it_in_towers_as_on_one_device
 
 def test_horovods_keras_trains_in_two_workers_what_numpy_trains_until_one_is_interrupted(tmp_path):
     (tmp_path / "old.py").write_text(HOROVOD)
-    command = [sys.executable, jobs.ROOT / "scripts" / "local_cluster.py", "--workers=2", "--", sys.executable]
-    command += ["-m", "tower_train.tf1", "old.py"]
-    done = subprocess.run(command, env=jobs.environment(), cwd=tmp_path, text=True, capture_output=True, timeout=300)
-    assert done.returncode == 130, done.stdout
-    assert re.search(r"^\[worker 0\] tower_train: error: worker 1 \(.*\) was interrupted$", done.stdout, re.MULTILINE)
-    lines = re.findall(r"^(\[worker .\]) (\[\[.*)", done.stdout, re.MULTILINE)
-    shown = {name: ast.literal_eval(values) for name, values in lines}
+    with clusters.programs(2, "tower_train.tf1", str(tmp_path / "old.py")) as workers:
+        statuses = [worker.process.wait(jobs.WAIT_SECS) for worker in workers]
+        outputs = [worker.output() for worker in workers]
+    assert statuses == [130, 130], outputs
+    assert re.search(r"^tower_train: error: worker 1 \(.*\) was interrupted$", outputs[0], re.MULTILINE)
+    shown = [ast.literal_eval(re.search(r"^\[\[.*", output, re.MULTILINE)[0]) for output in outputs]
     data = [(rng.rand(8, 3), rng.rand(8, 1)) for rng in map(np.random.RandomState, range(2))]
     weights, velocity, losses = np.zeros([3, 1]), 0.0, []
     for _ in range(3):
@@ -228,10 +227,10 @@ def test_horovods_keras_trains_in_two_workers_what_numpy_trains_until_one_is_int
         gradient = np.mean([2 / 8 * x.T @ error for (x, _), error in zip(data, errors, strict=True)], 0)
         velocity = 0.9 * velocity - 0.2 * gradient
         weights = weights + velocity
-    for name in ("[worker 0]", "[worker 1]"):
-        np.testing.assert_allclose(shown[name][0], weights.ravel(), rtol=1e-5)
-        np.testing.assert_allclose(shown[name][1], losses, rtol=1e-5)
-        assert shown[name][2] == [2.0, 6]
+    for found, history, means in shown:
+        np.testing.assert_allclose(found, weights.ravel(), rtol=1e-5)
+        np.testing.assert_allclose(history, losses, rtol=1e-5)
+        assert means == [2.0, 6]
 
 
 def test_an_estimator_draws_and_normalizes_as_one_device_where_shapes_are_those_of_tensorflow_1(tmp_path):

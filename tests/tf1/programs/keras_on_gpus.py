@@ -1,4 +1,4 @@
-"""An application of Keras on several GPUs, on made-up images: MODEL SIZE GPUS OPTIMIZER."""
+"""Layers of an application of Keras on several GPUs, on made-up images: GPUS OPTIMIZER."""
 
 import os
 import sys
@@ -7,17 +7,20 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "0, 1"
 
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
-from keras.applications import VGG19, Xception  # noqa: E402
+from keras.applications import VGG19  # noqa: E402
+from keras.layers import Dense, Flatten  # noqa: E402
+from keras.models import Model  # noqa: E402
 from keras.utils.training_utils import multi_gpu_model  # noqa: E402
 
-make = {"VGG19": VGG19, "Xception": Xception}[sys.argv[1]]
-size, num_gpus, num_samples, num_classes = int(sys.argv[2]), int(sys.argv[3]), 4, 10
+size, num_gpus, num_samples, num_classes = 32, int(sys.argv[1]), 4, 10
 tf.set_random_seed(1)
 np.random.seed(1)
 with tf.device("/cpu:0"):
-    model = make(weights=None, input_shape=(size, size, 3), classes=num_classes)
+    network = VGG19(weights=None, include_top=False, input_shape=(size, size, 3))
+    features = Flatten()(network.get_layer("block2_pool").output)
+    model = Model(network.input, Dense(num_classes, activation="softmax")(features))
 parallel_model = model if num_gpus == 1 else multi_gpu_model(model, gpus=num_gpus)
-parallel_model.compile(loss="categorical_crossentropy", optimizer=sys.argv[4], metrics=["acc"])
+parallel_model.compile(loss="categorical_crossentropy", optimizer=sys.argv[2], metrics=["acc"])
 
 x = np.random.random((num_samples, size, size, 3))
 y = np.random.random((num_samples, num_classes))

@@ -1,4 +1,4 @@
-"""VGG16's last layers on folders of retinal images: FOLDER."""
+"""VGG16's first blocks, the first frozen, on folders of retinal images: FOLDER."""
 
 import os
 import sys
@@ -40,10 +40,10 @@ def input_fn(
 
 
 keras_vgg16 = tf.keras.applications.VGG16(input_shape=SIZE + (3,), include_top=False, weights=None)
-output = tf.keras.layers.Flatten()(keras_vgg16.output)
+output = tf.keras.layers.Flatten()(keras_vgg16.get_layer("block2_pool").output)
 predictions = tf.keras.layers.Dense(len(LABELS), activation=tf.nn.softmax)(output)
 model = tf.keras.Model(inputs=keras_vgg16.input, outputs=predictions)
-for layer in keras_vgg16.layers[:-4]:
+for layer in keras_vgg16.layers[:4]:
     layer.trainable = False
 model.compile(loss="categorical_crossentropy", optimizer=tf.train.AdamOptimizer(), metrics=["accuracy"])
 strategy = tf.contrib.distribute.MirroredStrategy(num_gpus=2)
