@@ -30,21 +30,18 @@ def alone(monkeypatch):
     return cluster
 
 
-@pytest.mark.parametrize(
-    ("here", "index", "given", "expected"),
-    [
+def test_workers_share_their_machines_gpus_out(monkeypatch):
+    for here, index, given, expected in (
         (0, 1, {}, (1, None, "auto")),
         (8, 1, {}, (2, None, "auto")),  # 8 GPUs for three workers: two each
         (8, 2, {}, (8, None, "auto")),
         (1, 3, {}, (1, None, "auto")),  # they share it
         (8, 3, {"gpus": [5]}, (None, (5,), "auto")),
         (8, 3, {"gpus": ()}, (None, None, "cpu")),
-    ],
-)
-def test_workers_share_their_machines_gpus_out(here, index, given, expected, monkeypatch):
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind] * here)
-    options = program._device_options(Task(HOSTS, index), **({"num_gpus": None, "gpus": None} | given))
-    assert (options.num_gpus, options.gpus, options.device) == expected
+    ):
+        monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind, here=here: [kind] * here)
+        options = program._device_options(Task(HOSTS, index), **({"num_gpus": None, "gpus": None} | given))
+        assert (options.num_gpus, options.gpus, options.device) == expected
 
 
 def test_a_program_by_itself_is_the_chief_of_no_others_and_trains_as_without(alone):
