@@ -9,6 +9,7 @@ import gc
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.framework import load_library
 
 MOST = 4  # numbers of a batch that may be in the host's memory within preprocessing, one an example
+CLUSTER = r'key: "_XlaCluster"\s+value {\s+s: "(.*)"'
 COMPILER = shutil.which("g++")
 WITHOUT = "no g++, which only this test needs: it builds GPUs that cannot compute (Debian, Ubuntu: apt-get install g++)"
 
@@ -59,6 +61,7 @@ def audit(name, dumps):
       on_gpus: the number of nodes that the placer left on GPUs.
       through_host: the ops of preprocessing on GPUs that may take or give more of an example than a number from the
         host's memory.
+      transposes: whether the order of axes changes on a GPU.
       clusters: {GPU: numbers of nodes in XLA's clusters there, the largest first}.
       towers, session, context: the towers' devices, and the GPU options of the session and outside of sessions.
       weights, sent: bytes of the variables, and those that a step sends, {"from to": bytes}; of the fronts.
@@ -69,6 +72,7 @@ def audit(name, dumps):
         "refused": refused,
         "on_gpus": placed.count("device:GPU:"),
         "through_host": sorted({op.type for op in step.graph.get_operations() if gives_to_host(op)}),
+        "transposes": any(op.type == "Transpose" and "GPU" in op.device for op in step.graph.get_operations()),
         "clusters": clusters(dumps),
         "towers": step.towers,
         "session": str(step.config.gpu_options),
@@ -104,12 +108,12 @@ def clusters(dumps):
     marked = [path for path in dumps.glob("mark_for_compilation*") if "annotated" not in path.name]
     if not marked:
         return {}
-    definition, found = tf.compat.v1.GraphDef(), collections.Counter()
     first = min(marked, key=lambda path: path.stat().st_mtime_ns)  # of the step, then of the stream's start
-    text_format.Parse(first.read_text(), definition)
-    for node in definition.node:
-        if "_XlaCluster" in node.attr and "GPU" in node.device:
-            found[node.device[-5:], node.attr["_XlaCluster"].s.decode()] += 1
+    found = collections.Counter()
+    for node in first.read_text().split("\nnode {"):  # protobuf takes seconds to parse them
+        gpu, cluster = re.search(r'^  device: ".*(GPU:\d+)"', node, re.M), re.search(CLUSTER, node)
+        if gpu and cluster:
+            found[gpu[1], cluster[1]] += 1
     gpus = sorted({gpu for gpu, _ in found})
     return {gpu: sorted((n for (each, _), n in found.items() if each == gpu), reverse=True) for gpu in gpus}
 

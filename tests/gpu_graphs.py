@@ -33,8 +33,8 @@ NETWORKS = {
 TRAINERS = {
     "convnet": dict(variable_update="cpu", ema=0.9),
     "cifar10_94": dict(variable_update=_MIRRORED, all_reduce="nccl", dtype="float16"),
-    "resnet8": dict(variable_update=_MIRRORED, all_reduce="add_n", optimizer="momentum", clip_gradients=1.0),
-    "image_folder": dict(variable_update=_MIRRORED, all_reduce="collective", dtype="bfloat16", accumulate_steps=2),
+    "resnet8": dict(variable_update=_MIRRORED, all_reduce="add_n", accumulate_steps=2, clip_gradients=1.0),
+    "image_folder": dict(variable_update=_MIRRORED, all_reduce="collective", dtype="bfloat16"),
 }
 FRONTS = {  # {name: (front, Keras' dtype policy, GPUs of those two, the only ones that the process sees then)}
     "keras": ("keras", "mixed_bfloat16", [1, 0]),
