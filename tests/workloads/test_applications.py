@@ -1,7 +1,5 @@
 """Networks of keras.applications on image folders: weights, frozen layers, and what comes of them in every command."""
 
-import importlib
-
 import jobs
 import keras
 import numpy as np
@@ -9,6 +7,7 @@ import pytest
 import tensorflow as tf
 import trainings
 import values
+from keras.src.applications import efficientnet, mobilenet
 from PIL import Image
 
 import tower_train
@@ -21,8 +20,22 @@ from tower_train.workloads import applications, image_folder
 
 v1 = tf.compat.v1
 MOMENTS = [[0.485, 0.456, 0.406], [0.229, 0.224, 0.225], 0]  # means and deviations of ImageNet, and a count
-SIZE, FROZEN, WORKLOAD = 32, "conv_pw_12_relu", "tower_train.workloads.image_folder"
+SIZE, FROZEN, WORKLOAD = 32, "conv_pw_12_bn", "tower_train.workloads.image_folder"
 OPTIONS = dict(image_size=SIZE, flip=False, cache="memory", network="MobileNet", freeze_until=FROZEN)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_networks():
+    """Keras' own, of which most of the blocks in the middle are left out."""
+    block = mobilenet._depthwise_conv_block
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            mobilenet,
+            "_depthwise_conv_block",
+            lambda x, *args, block_id, **how: x if 2 <= block_id <= 11 else block(x, *args, block_id=block_id, **how),
+        )
+        patch.setattr(efficientnet, "DEFAULT_BLOCKS_ARGS", efficientnet.DEFAULT_BLOCKS_ARGS[:1])
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +125,7 @@ def test_the_base_is_frozen_for_some_epochs_and_then_trained_at_a_smaller_rate(d
 
 def test_imagenets_weights_of_an_efficientnet_are_prepared_for_from_a_file_as_by_kerass_download(tmp_path, monkeypatch):
     """Keras' own network, whose download is this file, has a layer more for it."""
-    path, module = tmp_path / "efficientnet.weights.h5", importlib.import_module("keras.src.applications.efficientnet")
+    path = tmp_path / "efficientnet.weights.h5"
     shape = dict(include_top=False, input_shape=(SIZE, SIZE, 3))
     images = np.random.default_rng(0).uniform(0, 255, [2, SIZE, SIZE, 3]).astype(np.float32)
 
@@ -127,7 +140,7 @@ def test_imagenets_weights_of_an_efficientnet_are_prepared_for_from_a_file_as_by
         ours = applications._base(options, options.weights)
         return [np.asarray(each(images, training=False)) for each in (theirs, ours)]
 
-    monkeypatch.setattr(module.file_utils, "get_file", lambda *args, **options: str(path))
+    monkeypatch.setattr(efficientnet.file_utils, "get_file", lambda *args, **options: str(path))
     theirs, ours = build_isolated(both, valued=True)
     np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4 * np.abs(theirs).max())
 
@@ -158,7 +171,7 @@ def test_without_weights_the_run_says_that_this_is_no_transfer_learning(data, we
         (dict(freeze_until="conv_pw_12_rel"), "MobileNet has no layer of that name, but conv_pw_13_relu, "),
         (dict(network="Xception", freeze_until=""), "--network=Xception and --image_size=32: .*at least 71"),
         (dict(color="grayscale"), "--network=MobileNet takes images in three channels"),
-        (dict(network="small"), "--freeze_until=conv_pw_12_relu is for a network of keras.applications: add --network"),
+        (dict(network="small"), "--freeze_until=conv_pw_12_bn is for a network of keras.applications: add --network"),
         (dict(freeze_epochs=2.0), "--freeze_epochs=2 needs trained weights: add --weights"),
         (dict(unfreeze_rate=0.5), "--unfreeze_rate=0.5 needs --freeze_epochs. Give that too."),
         (dict(network="VGG61"), "--network=VGG61: it must be one of small, .*VGG16"),
