@@ -4,6 +4,7 @@ Those of PyTorch are skipped where it is not installed: it is no dependency.
 """
 
 import dataclasses
+import functools
 import importlib.util
 
 import jobs
@@ -14,7 +15,7 @@ import sides
 import tensorflow as tf
 
 import cifar10
-from cifar10 import records, rivals
+from cifar10 import cifar10_94, records, rivals
 from cifar10.rivals import keras_networks
 from tower_train.workload import DataRequest
 
@@ -26,9 +27,13 @@ HAS_TORCH = importlib.util.find_spec("torch") is not None
 needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="PyTorch is not installed; only the benchmark needs it")
 
 
+def workload_of(model):
+    return cifar10.WORKLOAD.with_options({"model": model})
+
+
 def rivals_of(model):
     """{name: Side}"""
-    return {rival.name: rival for rival in rivals.of(cifar10.WORKLOAD.with_options({"model": model}).options)}
+    return {rival.name: rival for rival in rivals.of(workload_of(model).options)}
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +49,25 @@ def request_for(tmp_path_factory):
     return DataRequest("train", "cifar10", str(directory))
 
 
+@pytest.fixture
+def narrow(monkeypatch):
+    """Gives a network of cifar10_94 few filters: (its name) -> our workload with it; Keras' has as few."""
+
+    def make(model):
+        network = cifar10_94.NETWORKS[model] | {"widths": (24, 32, 40)}
+        monkeypatch.setitem(keras_networks.NETWORKS, model, functools.partial(keras_networks.cifar10_94, **network))
+        inference_for = functools.partial(cifar10_94.inference_for, **network)
+        return dataclasses.replace(workload_of(model), inference_for=inference_for)
+
+    return make
+
+
 @pytest.fixture(scope="module")
 def our_network(request_for):
-    """(model, images, training) -> {variable name: value}, logits, weight decay; with random biases and statistics."""
+    """(workload, images, training) -> {variable name: value}, logits, weight decay; with random biases and statistics."""
 
-    def run(model, images, training=False):
-        workload, rng = cifar10.WORKLOAD.with_options({"model": model}), np.random.default_rng(1)
+    def run(workload, images, training=False):
+        rng = np.random.default_rng(1)
         with tf.Graph().as_default(), v1.Session() as session:
             network = workload.for_examples(workload.examples(request_for)).inference
             logits = network(tf.constant(images), training)
@@ -105,7 +123,8 @@ def test_each_learns(model, name, request_for):
     assert train_until_it_has(rival, request_for)
 
 
-def test_keras_trains_in_bfloat16(request_for):
+def test_keras_trains_in_bfloat16(request_for, narrow):
+    narrow("cifar10_94")
     rival, losses = rivals_of("cifar10_94")["keras/fit/bfloat16"], []
 
     def after_step(loss):
@@ -134,10 +153,11 @@ assert test_rivals.train_until_it_has(test_rivals.rivals_of("convnet")[test_riva
 
 
 @pytest.mark.parametrize("model", ["convnet", "cifar10_96"])  # 94 and 95 leave parts of it out
-def test_keras_has_the_networks_layer_for_layer(our_network, model):
+def test_keras_has_the_networks_layer_for_layer(our_network, model, narrow):
+    workload = workload_of(model) if model == "convnet" else narrow(model)
     theirs = keras_networks.NETWORKS[model]()
     images = np.random.default_rng(0).normal(size=[2, *theirs.input_shape[1:]]).astype(np.float32)
-    values, logits, decay = our_network(model, images)
+    values, logits, decay = our_network(workload, images)
     names = {"kernel": "weights", "bias": "biases"}
     for variable in theirs.variables:
         scope, name = variable.path.split("/")[-2:]
@@ -184,7 +204,7 @@ def test_it_has_the_same_network(our_network, training):
     from tower_train.bench import torch_fit
 
     images = np.random.default_rng(0).normal(size=[6, 32, 32, 3]).astype(np.float32)
-    values, expected, _ = our_network("cifar10_94", images, training)
+    values, expected, _ = our_network(workload_of("cifar10_94"), images, training)
     data = {"whitening": torch.zeros([2, 2, 3, 24])}
     network = torch_fit.Cifar10_94(rivals.for_torch("cifar10_94"), data).train(training)
     state = {name: torch.tensor(np.ascontiguousarray(value)) for name, value in torch_values(values).items()}
