@@ -52,12 +52,12 @@ def plain_network(images, weights, depth):
 
 
 # tf.image.resize computes in float32.
-@pytest.mark.parametrize("on_gpu, pixels, tolerance, depth", [(True, 32, 1e-9, 2), (False, 24, 1e-4, 3)])
-def test_the_network_equals_its_plain_formulation(examples, on_gpu, pixels, tolerance, depth, monkeypatch):
+@pytest.mark.parametrize("on_gpu, pixels, tolerance, depth, width", [(True, 32, 1e-9, 2, 48), (False, 24, 1e-4, 3, 64)])
+def test_the_network_equals_its_plain_formulation(examples, on_gpu, pixels, tolerance, depth, width, monkeypatch):
     """In the form that CPUs get and in that of GPUs, which runs here too; names and shapes of weights are the same.
-    In any of several sizes."""
+    In any of several sizes, by spectra where there are 64 channels."""
     sizes = {0: pixels, 3: 32} if pixels < 32 else {0: 32}
-    inference_for = functools.partial(NARROW.inference_for, sizes=sizes, depth=depth)
+    inference_for = functools.partial(NARROW.inference_for, sizes=sizes, depth=depth, widths=(32, width, width))
     workload = dataclasses.replace(NARROW, inference_for=inference_for)
     monkeypatch.setattr(layers, "on_gpu", lambda: on_gpu)
     images, labels = np.random.default_rng(0).normal(size=[3, 32, 32, 3]), np.arange(3)
@@ -80,12 +80,26 @@ def test_the_network_equals_its_plain_formulation(examples, on_gpu, pixels, tole
             np.testing.assert_allclose(ours, plain, rtol=0, atol=tolerance * np.abs(plain).max())
 
 
-def test_it_begins_with_whitened_patches_that_are_passed_on(examples, cifar10_dir):
-    _, variables = trainings.train(NARROW, examples, 0, dtype="float32", global_batch_size=4)
+def test_it_begins_with_whitened_patches_which_stay_and_later_their_biases_and_filters_keep_their_norm(
+    examples, cifar10_dir
+):
+    names = "block1/conv1/whitening/weights", "block1/conv1/whitening/biases", "block1/conv1/weights"
+    options = dict(dtype="float32", global_batch_size=20, num_gpus=1, max_steps=100)  # ten steps are an epoch
+    with trainings.opened(NARROW, examples, **options) as (built, session):
+        first, after = trainings.snapshot(built, session), []
+        for _ in range(3):
+            session.run(built.report)
+            ended = trainings.snapshot(built, session)
+            after.append([ended[name] for name in names])
+    one, two, three = after
+    assert [np.array_equal(a, b) for a, b in zip(one, two, strict=True)] == [True, False, False]
+    assert [np.array_equal(a, b) for a, b in zip(two, three, strict=True)] == [True, True, False]
+    np.testing.assert_allclose([np.linalg.norm(values[2]) for values in after], 32**0.5, rtol=1e-6)
+
     kernels = whitening.kernels(records.read_split(cifar10_dir, "train").images)
-    np.testing.assert_array_equal(variables["block1/conv1/whitening/weights"], kernels)
+    np.testing.assert_array_equal(first["block1/conv1/whitening/weights"], kernels)
     for layer, channels, filters in (("block1/conv1", 24, 32), ("block2/conv1", 32, 48), ("block3/conv2", 48, 48)):
-        kernels = variables[f"{layer}/weights"]
+        kernels = first[f"{layer}/weights"]
         expected = np.zeros([3, 3, channels, channels])
         expected[1, 1] = np.eye(channels)
         np.testing.assert_array_equal(kernels[..., :channels], expected)
@@ -95,17 +109,16 @@ def test_it_begins_with_whitened_patches_that_are_passed_on(examples, cifar10_di
             assert np.abs(others).max() <= (9 * channels) ** -0.5
 
 
-@pytest.mark.parametrize("flags, dtype", [("amx_bf16", tf.bfloat16), ("", tf.float32)])
-def test_images_are_small_at_first(examples, flags, dtype, tmp_path, monkeypatch):
-    """For every algorithm of a convolution."""
+def test_images_are_small_at_first(examples, tmp_path, monkeypatch):
+    """Also for the algorithm that puts several side by side."""
     monkeypatch.setattr(host, "CPUINFO", tmp_path / "cpuinfo")
-    host.CPUINFO.write_text(f"flags : fpu {flags}\n")
+    host.CPUINFO.write_text("flags : fpu amx_bf16\n")
     inference_for = functools.partial(NARROW.inference_for, sizes={0: 24, 2.5: 32})
     workload = dataclasses.replace(NARROW, inference_for=inference_for)
     with tf.Graph().as_default() as graph, v1.Session() as session:
         epochs_seen = v1.placeholder(tf.float64, [])
         with context.entered(context.Context(epochs_seen=epochs_seen)):
-            logits = workload.for_examples(examples).inference(tf.zeros([2, 32, 32, 3], dtype), True)
+            logits = workload.for_examples(examples).inference(tf.zeros([2, 32, 32, 3], tf.bfloat16), True)
         whitened = next(op.inputs[0] for op in graph.get_operations() if op.type == "Conv2D")
         gradients = [each for each in tf.gradients(logits, v1.trainable_variables()) if each is not None]
         session.run(v1.global_variables_initializer())
@@ -160,21 +173,6 @@ def test_swish_and_its_derivative_are_those_of_the_sigmoid_formula(dtype, tolera
     sigmoid = 1 / (1 + np.exp(-beta * x))
     np.testing.assert_allclose(found, x * sigmoid, atol=tolerance, rtol=tolerance)
     np.testing.assert_allclose(slope, sigmoid + beta * x * sigmoid * (1 - sigmoid), atol=tolerance, rtol=tolerance)
-
-
-def test_the_whitening_layer_and_later_its_biases_stay_and_filters_keep_their_norm(examples):
-    names = "block1/conv1/whitening/weights", "block1/conv1/whitening/biases", "block1/conv1/weights"
-    options = dict(dtype="float32", global_batch_size=2, num_gpus=1, max_steps=100)  # ten steps are an epoch
-    with trainings.opened(NARROW, examples.sample(20), **options) as (built, session):
-        variables = {variable.op.name: variable for variable in built.saved.variables}
-        after = []
-        for _ in range(3):
-            session.run(built.report)
-            after.append(session.run([variables[name] for name in names]))
-    one, two, three = after
-    assert [np.array_equal(a, b) for a, b in zip(one, two, strict=True)] == [True, False, False]
-    assert [np.array_equal(a, b) for a, b in zip(two, three, strict=True)] == [True, True, False]
-    np.testing.assert_allclose([np.linalg.norm(values[2]) for values in after], 32**0.5, rtol=1e-6)
 
 
 def test_whitened_patches_are_uncorrelated_and_of_variance_nearly_one():

@@ -102,7 +102,7 @@ def test_every_algorithm_has_the_direct_convolutions_outputs_and_gradients(dtype
     most = {np.float64: 1e-12, np.float32: 1e-6, BFLOAT16: 2**-8}[dtype]
     in_float32 = [each._replace(in_float32=True) for each in (SPECTRA, DIRECT)] if dtype == BFLOAT16 else []
     for algorithm in (SPECTRA, DIRECT, *in_float32):
-        for convolve in (convolution, pixels_first):
+        for convolve in (convolution, pixels_first) if dtype == np.float64 else (convolution,):
             results = run(functools.partial(convolve, algorithm=algorithm), *tensors)
             for found, exact in zip(results, expected, strict=True):
                 error = np.sqrt(np.square(found.astype(float) - exact).mean() / np.square(exact).mean())
@@ -123,8 +123,13 @@ def test_a_size_may_be_one_of_several(size):
         np.testing.assert_allclose(found, exact, rtol=0, atol=1e-12 * np.abs(exact).max())
 
 
-@pytest.mark.parametrize("batch, size, joined", [(6, 9, 3), (8, 7, 4), (7, 9, 1), (None, 9, 1), (6, 15, 1)])
-@pytest.mark.parametrize("sizes", [(), (9, 7, 15)])
+SEVERAL = 9, 7, 15
+
+
+@pytest.mark.parametrize(
+    "batch, size, joined, sizes",
+    [(6, 9, 3, ()), (6, 9, 3, SEVERAL), (8, 7, 4, SEVERAL), (7, 9, 1, SEVERAL), (None, 9, 1, ()), (6, 15, 1, SEVERAL)],
+)
 def test_images_side_by_side_have_the_same_gradient(batch, size, joined, sizes):
     """As many of a batch as divide it and fit into a row of 32 pixels: three of 9, four of 7, and a gap each."""
     tensors = draw(batch or 5, size, size, 4, 6, (3, 3))

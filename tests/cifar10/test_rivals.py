@@ -64,7 +64,7 @@ def narrow(monkeypatch):
 
 @pytest.fixture(scope="module")
 def our_network(request_for):
-    """(workload, images, training) -> {variable name: value}, logits, weight decay; with random biases and statistics."""
+    """(workload, images, training) -> {variable: value}, logits, weight decay; biases and statistics are random."""
 
     def run(workload, images, training=False):
         rng = np.random.default_rng(1)

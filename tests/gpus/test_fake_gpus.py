@@ -12,7 +12,6 @@ import trainings
 
 import cifar10
 from tower_train import layers
-from tower_train.graph import devices
 from tower_train.workload import DataRequest
 
 
