@@ -57,7 +57,6 @@ def empty_test(request):
 
 
 CASES = {
-    "no test images": (dataclasses.replace(TOY, examples=no_test), "^/data/test holds no images"),
     "a broadcast metric": (
         measured(lambda outputs, labels: {"off": outputs[:, :1] - tf.cast(labels, tf.float32)}),
         r"^workload toy: the metric 'off' is float32 \[16, 16\] for a batch of 16 examples. Let metrics return one",
@@ -142,8 +141,10 @@ def test_a_start_that_fails_leaves_folders_of_the_users_and_older_runs_as_they_w
     assert sorted(os.listdir(tmp_path)) == ["empty", "notes"] and not os.listdir(tmp_path / "empty")
     jobs.train_small(tmp_path / "run", max_steps=2)
     before = jobs.contents(tmp_path / "run")
-    with pytest.raises(errors.DataError):
-        jobs.train_small(tmp_path / "run", workload=CASES["no test images"][0], max_steps=4, eval_at_end=True)
+    with pytest.raises(errors.DataError, match="^/data/test holds no images"):
+        jobs.train_small(
+            tmp_path / "run", workload=dataclasses.replace(TOY, examples=no_test), max_steps=4, eval_at_end=True
+        )
     assert jobs.contents(tmp_path / "run") == before and (tmp_path / "run" / directory.LOCK).exists()
 
 
