@@ -12,6 +12,7 @@ from regression import BATCH, TRAIN, X, Y, expected_weights, input_fn, make, mod
 
 from tower_train import errors
 from tower_train import estimator as tf_estimator
+from tower_train.fronts import compat
 from tower_train.fronts.tf_estimator import library
 
 v1 = tf.compat.v1
@@ -21,9 +22,7 @@ _JIT_LEVEL = v1.ConfigProto()
 _JIT_LEVEL.graph_options.optimizer_options.global_jit_level = v1.OptimizerOptions.ON_1
 
 
-@pytest.mark.parametrize(
-    ("towers", "options"), [(3, {"session_config": _JIT_LEVEL}), (5, {}), (2, {"jit_compile": "always"})]
-)
+@pytest.mark.parametrize(("towers", "options"), [(5, {"session_config": _JIT_LEVEL}), (2, {"jit_compile": "always"})])
 def test_towers_train_the_weights_of_one_device_on_their_joined_batches(tmp_path, towers, options):
     estimator = make(tmp_path, towers, **options)
     assert estimator.train(lambda: input_fn(epochs=3)) is estimator
@@ -161,15 +160,15 @@ def test_listeners_and_hooks_hear_what_they_do_on_one_device_of_the_library(tmp_
             evaluator = tf_estimator.experimental.InMemoryEvaluatorHook(estimator, input_fn, every_n_iter=2)
             data = lambda: input_fn(4 // towers, None)  # noqa: E731
             estimator.train(data, [Hook(), evaluator], max_steps=end, saving_listeners=[Listener()])
-        shown = jobs.events(os.path.join(estimator.model_dir, "eval")).Scalars("average_loss")
+        shown = jobs.events(os.path.join(estimator.model_dir, "eval")).Scalars("mae")
         return calls, [event.step for event in shown], np.array([event.value for event in shown])
 
-    model = dict(feature_columns=[tf.feature_column.numeric_column("x", [3])], optimizer="SGD")
-    config = lambda towers: tf_estimator.RunConfig(num_gpus=towers, save_checkpoints_steps=2)  # noqa: E731
-    one, two = (
-        heard(module.LinearRegressor(model_dir=tmp_path / f"{towers}", config=config(towers), **model), towers)
-        for module, towers in ((library.api, 1), (tf_estimator, 2))
-    )
+    plain, results = tf_estimator.Estimator.__base__, []
+    for cls, towers in ((plain, 1), (tf_estimator.Estimator, 2)):
+        config = tf_estimator.RunConfig(num_gpus=towers, save_checkpoints_steps=2)
+        with compat.replaced(library.estimator, "Estimator", cls):  # by which it looks for overridden members
+            results.append(heard(cls(model_fn, str(tmp_path / f"{towers}"), config, {}), towers))
+    one, two = results
     assert two[:2] == one[:2] and 5 in two[0]
     np.testing.assert_allclose(two[2], one[2], rtol=1e-5)
 
@@ -210,11 +209,11 @@ def test_a_step_has_its_batch_size_on_any_number_of_towers(tmp_path):
         estimator = cls(model, str(tmp_path / name), config, use_tpu=False, **SIZES)
         estimator.train(by_size, max_steps=5)
         np.testing.assert_allclose(weights_of(estimator), expected_weights(5, 2), atol=1e-12)
-        predicted = [row["y"] for row in estimator.predict(by_size)]
-        results[name] = estimator.evaluate(by_size) | {"sum": np.sum(predicted)}
-        assert results[name]["size"] == 6
-    for each in results.values():
-        assert each == pytest.approx(results["library"])
+        if name in ("library", "two"):
+            predicted = [row["y"] for row in estimator.predict(by_size)]
+            results[name] = estimator.evaluate(by_size) | {"sum": np.sum(predicted)}
+            assert results[name]["size"] == 6
+    assert results["two"] == pytest.approx(results["library"])
 
 
 def test_what_it_cannot_do_is_refused_in_one_line(tmp_path):

@@ -125,9 +125,9 @@ UPDATES = {
 
 @pytest.mark.parametrize("kind", UPDATES)
 def test_variables_and_their_values_are_the_librarys(tmp_path, kind):
-    trainings = 2 if kind in ("in a scope", "around own") else 1
+    trainings = 2 if kind == "in a scope" else 1
     plain = trained(tf_estimator.Estimator.__base__, 1, tmp_path / "library", UPDATES[kind], trainings=trainings)
-    for towers in (1, 3):
+    for towers in (1, 3) if kind in ("around own", "twice") else (3,):
         ours = trained(tf_estimator.Estimator, towers, tmp_path / str(towers), UPDATES[kind], trainings=trainings)
         assert plain.keys() == ours.keys()
         for name, value in plain.items():
@@ -153,7 +153,6 @@ def count_updates(folder, update, towers, steps=8, hooks=()):
     ("update", "right"),
     [
         (lambda make, step: tf.cond(tf.equal(step % 4, 0), make, tf.no_op), 2),
-        (lambda make, step: tf.switch_case(tf.cast(step % 4, tf.int32), [make, *[tf.no_op] * 3]), 2),
         (lambda make, step: (make(), tf.no_op())[1], 0),
     ],
 )
@@ -166,8 +165,7 @@ def test_an_update_is_done_as_often_as_the_program_says(tmp_path, update, right)
         assert count_updates(tmp_path / "2", update, 2) == right
 
 
-@pytest.mark.parametrize("towers", [1, 2])
-def test_an_update_that_a_hook_runs(tmp_path, towers):
+def test_an_update_that_a_hook_runs(tmp_path):
     hook = Runs()
 
     def update(make, step):
@@ -175,7 +173,7 @@ def test_an_update_that_a_hook_runs(tmp_path, towers):
         hook.op = hook.op or op  # the first tower's, and all towers'
         return tf.no_op()
 
-    assert count_updates(tmp_path, update, towers, hooks=[hook]) == 8
+    assert count_updates(tmp_path, update, 2, hooks=[hook]) == 8
 
 
 def test_towers_that_update_otherwise_are_named(tmp_path):

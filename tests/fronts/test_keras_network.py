@@ -266,9 +266,8 @@ def test_what_towers_cannot_do_is_refused(examples, make, options, text):
 
 
 def test_other_batch_normalisation_is_over_all_towers_too(examples):
-    make = drawing(
-        *(functools.partial(keras.layers.BatchNormalization, **of) for of in ({"synchronized": True}, {"axis": 1}))
-    )
+    kinds = {"synchronized": True}, {"synchronized": True, "axis": 1}
+    make = drawing(*(functools.partial(keras.layers.BatchNormalization, **kind) for kind in kinds))
     one = train(examples, make, 2, batch_size=12)
     trainings.assert_same(train(examples, make, 2, num_gpus=3, batch_size=4), one)
 
