@@ -33,18 +33,15 @@ def test_the_command_line_comes_before_tf_config_and_without_a_word_a_process_is
     assert found() == (WORKERS, 2)
 
 
-@pytest.mark.parametrize(("task", "index", "place"), [("chief", 0, 0), ("worker", "0", 1), ("worker", 1, 2)])
-def test_tf_configs_chief_comes_before_its_workers_and_empty_jobs_and_an_evaluator_are_left_out(
-    task, index, place, monkeypatch
-):
-    others = dict(ps=[], evaluator=["z:9"])
-    monkeypatch.setenv("TF_CONFIG", tf_config(task, index, worker=WORKERS[1:], chief=WORKERS[:1], **others))
-    assert found() == (WORKERS, place)
+def test_tf_configs_chief_comes_before_its_workers_and_empty_jobs_and_an_evaluator_are_left_out(monkeypatch):
+    others = dict(ps=[], evaluator=["z:9"], worker=WORKERS[1:], chief=WORKERS[:1])
+    for task, index, place in (("chief", 0, 0), ("worker", "0", 1), ("worker", 1, 2)):
+        monkeypatch.setenv("TF_CONFIG", tf_config(task, index, **others))
+        assert found() == (WORKERS, place)
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
+def test_a_tf_config_that_cannot_be_is_refused(monkeypatch):
+    for text, reason in (
         ("{", "cannot be understood"),
         ("[" * 5000, "cannot be understood"),
         (json.dumps({"cluster": {"worker": WORKERS}}), "cannot be understood"),
@@ -56,12 +53,10 @@ def test_tf_configs_chief_comes_before_its_workers_and_empty_jobs_and_an_evaluat
         (tf_config("worker", 0, worker=WORKERS, ps=["d:4"]), "job 'ps'"),
         (tf_config("worker", 3, worker=WORKERS), "'worker' 3, but"),
         (tf_config("evaluator", 0, worker=WORKERS), "this is 'evaluator' 0, but only the chief"),
-    ],
-)
-def test_a_tf_config_that_cannot_be_is_refused(text, reason, monkeypatch):
-    monkeypatch.setenv("TF_CONFIG", text)
-    with pytest.raises(errors.ConfigError, match=f"TF_CONFIG.*{reason}"):
-        found()
+    ):
+        monkeypatch.setenv("TF_CONFIG", text)
+        with pytest.raises(errors.ConfigError, match=f"TF_CONFIG.*{reason}"):
+            found()
 
 
 def set_slurm(monkeypatch, **changes):
@@ -73,23 +68,19 @@ def set_slurm(monkeypatch, **changes):
             monkeypatch.setenv(f"SLURM_{name}", str(value))
 
 
-@pytest.mark.parametrize(
-    ("nodes", "tasks_per_node", "index", "hosts"),
-    [
+def test_slurms_tasks_are_workers_node_after_node(monkeypatch):
+    for nodes, tasks_per_node, index, hosts in (
         ("n[1-2]", "2(x2)", 3, ["n1:8888", "n1:8889", "n2:8888", "n2:8889"]),
         ("n[9-10]", "2,2", 0, ["n9:8888", "n9:8889", "n10:8888", "n10:8889"]),
         ("a[08,10-11],b-c.d", "1(x4)", 3, ["a08:8888", "a10:8888", "a11:8888", "b-c.d:8888"]),
         ("m,n", "1,3", 1, ["m:8888", "n:8888", "n:8889", "n:8890"]),
-    ],
-)
-def test_slurms_tasks_are_workers_node_after_node(nodes, tasks_per_node, index, hosts, monkeypatch):
-    set_slurm(monkeypatch, PROCID=index, STEP_NODELIST=nodes, STEP_TASKS_PER_NODE=tasks_per_node)
-    assert found() == (hosts, index)
+    ):
+        set_slurm(monkeypatch, PROCID=index, STEP_NODELIST=nodes, STEP_TASKS_PER_NODE=tasks_per_node)
+        assert found() == (hosts, index)
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
+def test_slurm_variables_that_cannot_be_are_one_line(monkeypatch):
+    for changes, reason in (
         (dict(STEP_NUM_TASKS="x"), "SLURM_STEP_NUM_TASKS is 'x'"),
         (dict(STEP_NUM_TASKS="5"), "5 tasks"),
         (dict(PROCID=None), "SLURM_PROCID is not set"),
@@ -98,10 +89,8 @@ def test_slurms_tasks_are_workers_node_after_node(nodes, tasks_per_node, index, 
         (dict(STEP_NODELIST="n[2-1]"), "are not"),
         (dict(STEP_NODELIST="n[1-999999999]"), "not as in"),
         (dict(STEP_TASKS_PER_NODE="2,2(x"), "SLURM_STEP_TASKS_PER_NODE"),
-    ],
-)
-def test_slurm_variables_that_cannot_be_are_one_line(changes, reason, monkeypatch):
-    set_slurm(monkeypatch, **changes)
-    with pytest.raises(errors.ConfigError, match=f"Slurm's variables cannot be understood: .*{reason}") as raised:
-        found()
-    assert "\n" not in str(raised.value)
+    ):
+        set_slurm(monkeypatch, **changes)
+        with pytest.raises(errors.ConfigError, match=f"cannot be understood: .*{reason}") as raised:
+            found()
+        assert "\n" not in str(raised.value)
