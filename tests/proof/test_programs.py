@@ -96,15 +96,6 @@ class Programs:
         return sequential(layers.Dense(4), Codebook(ops.mean))
 
     @program()
-    def batch_normalisation_by_update_ops(x, training):
-        hidden = x @ weight("a", [4, 8], x.dtype)
-        mean, variance = tf.nn.moments(hidden, [0])
-        for name, value in (("moving_mean", mean), ("moving_variance", variance)):
-            update = moving_averages.assign_moving_average(state(name, [8], x.dtype), value, 0.9, False)
-            v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, update)
-        return tf.nn.batch_normalization(hidden, mean, variance, None, None, 1e-3) @ weight("b", [8, 3], x.dtype)
-
-    @program()
     def fused_batch_normalisation_of_keras_2(x, training):
         scale, offset = weight("scale", [4], x.dtype, v1.ones_initializer()), weight("offset", [4], x.dtype)
         moving, images = [state(name, [4], x.dtype) for name in "mv"], tf.reshape(x, [-1, 1, 1, 4])
@@ -155,14 +146,6 @@ class Programs:
         after = tf.stop_gradient(tf.nn.l2_normalize(v @ weights))
         with tf.control_dependencies([u.assign(after)]):
             return plain(x @ (weights / (v @ weights @ tf.transpose(after))), training)
-
-    @program()
-    def gradient_penalty(x, training):
-        x = tf.identity(x)
-        outputs = plain(tf.tanh(x @ weight("w", [4, 4], x.dtype)), training)
-        norms = tf.norm(tf.gradients(outputs[:, 0], x)[0], axis=1)
-        v1.losses.add_loss(tf.reduce_mean((norms - 1) ** 2), v1.GraphKeys.REGULARIZATION_LOSSES)
-        return outputs
 
     @program(examples=WORDS)
     def recurrence_by_scan(x, training):
