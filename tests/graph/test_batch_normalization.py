@@ -171,10 +171,10 @@ def decayed_by_scope(*args, **kwargs):
 
 @pytest.mark.parametrize(("layer", "update"), [(decayed, "mirrored"), (decayed_by_scope, "cpu")])
 def test_loss_and_gradient_are_those_of_one_big_batch_in_numpy(layer, update):
-    """By central differences of the loss, with the decay of gamma and beta alone, against the step of four towers."""
+    """By central differences of the loss, with the decay of gamma and beta alone, against the step of two towers."""
     workload, examples = make(layer)
     noted, seen = trainings.noting(workload)
-    options = TRAIN | dict(num_gpus=4, batch_size=2, ema=0.0)
+    options = TRAIN | dict(num_gpus=2, batch_size=4, ema=0.0)
     with trainings.opened(noted, examples, variable_update=update, **options) as (built, session):
         variables = {v.op.name: v for v in built.saved.variables if v.trainable}
         start = session.run(variables)
@@ -269,7 +269,7 @@ def test_towers_that_normalise_are_one_tower(network, update, tolerance):
     workload = dataclasses.replace(workload, inference=network)
     options = TRAIN | dict(learning_rate=0.001, variable_update=update)
     one = trainings.train(workload, examples, 3, batch_size=12, **options)
-    found = trainings.train(workload, examples, 3, batch_size=4, num_gpus=3, **options)
+    found = trainings.train(workload, examples, 3, batch_size=6, num_gpus=2, **options)
     trainings.assert_same(found, one, tolerance)
 
 

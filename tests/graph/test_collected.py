@@ -52,8 +52,7 @@ def test_collected_losses_count_once():
     for inference, loss, update in (
         (declared, summed, "mirrored"),
         (collected, softmax_cross_entropy, "mirrored"),
-        (collected, summed, "cpu"),
-        (of_layers, summed, "mirrored"),
+        (of_layers, summed, "cpu"),
     ):
         trainings.assert_same(train(inference, loss, update), expected)
 

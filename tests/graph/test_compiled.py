@@ -21,11 +21,19 @@ EXAMPLES = toy_workload.load(DataRequest("train"))
 CASES = {
     "accumulated": (
         lambda features, training: layers.dropout(toy_workload.network(features, training), 0.2, training),
-        dict(accumulate_steps=2, optimizer="momentum", clip_gradients=0.5, class_weight="balanced", ema=0.9),
+        dict(
+            num_gpus=1,
+            accumulate_steps=2,
+            optimizer="muon",
+            nesterov=True,
+            clip_gradients=0.5,
+            class_weight="balanced",
+            ema=0.9,
+        ),
     ),
     "mirrored": (
         norm_workload.network,
-        dict(variable_update="mirrored", optimizer="muon", nesterov=True, label_smoothing=0.1),
+        dict(num_gpus=2, variable_update="mirrored", optimizer="momentum", label_smoothing=0.1),
     ),
 }
 
@@ -49,18 +57,19 @@ def clusters(built, session):
 @pytest.mark.parametrize(("network", "options"), CASES.values(), ids=CASES)
 def test_compiled_towers_train_what_others_train(network, options):
     def train(jit_compile):
-        common = dict(dtype="float64", learning_rate=0.05, batch_size=6, num_gpus=2, jit_compile=jit_compile)
+        common = dict(dtype="float64", learning_rate=0.05, batch_size=6, jit_compile=jit_compile)
         with trainings.opened(find_workload(network), EXAMPLES, **common, **options) as (built, session):
             losses = [float(session.run(built.report).loss) for _ in range(3)]
             return (losses, trainings.snapshot(built, session)), clusters(built, session)
 
     (plain, none), (compiled, found) = train("never"), train("always")
     trainings.assert_same(compiled, plain)
-    assert not none and found["0"] > 0 and found["1"] > 0
+    assert not none and found.keys() == {str(i) for i in range(options["num_gpus"])}
 
 
-@pytest.mark.parametrize(("window", "stride"), [(2, 2), (3, 2), (3, 1), (2, 3)])
-@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+@pytest.mark.parametrize(
+    ("window", "stride", "padding"), [(2, 2, "VALID"), (3, 2, "SAME"), (3, 1, "VALID"), (2, 3, "SAME")]
+)
 def test_a_poolings_gradient_goes_to_the_first_of_equal_values(window, stride, padding):
     rng = np.random.default_rng(0)
     with tf.Graph().as_default(), tf.device("/cpu:0"):
