@@ -69,7 +69,7 @@ def main(model_dir):
     hooks = [Weights() for _ in range(3)]
     stops, hangs = ([], []) if is_chief else ([jobs.stop_at(2)], [jobs.At({1: hang})])
     everything = tf_estimator.EvalSpec(
-        lambda: tf.data.Dataset.from_tensors(({"x": X}, Y)), start_delay_secs=0, throttle_secs=0
+        lambda: tf.data.Dataset.from_tensors(({"x": X}, Y)), start_delay_secs=0, throttle_secs=1
     )
     if not is_evaluator:
         line.train(in_turn, max_steps=4)

@@ -59,10 +59,10 @@ def test_dropout_noise_and_augmentation_are_those_of_one_device(float64):
     def build():
         return keras.Sequential(
             [
-                keras.Input([5, 4]),
-                layers.Reshape([5, 4, 1]),
+                keras.Input([3, 4]),
+                layers.Reshape([3, 4, 1]),
                 layers.RandomFlip("horizontal", seed=1),
-                layers.Reshape([5, 4]),
+                layers.Reshape([3, 4]),
                 layers.GaussianNoise(0.1, seed=4),
                 layers.SpatialDropout1D(0.3, seed=5),
                 DropsElements(),
@@ -72,7 +72,7 @@ def test_dropout_noise_and_augmentation_are_those_of_one_device(float64):
             ]
         )
 
-    x, y = data(11, 5, 4)[0], data(11, 2)[0]
+    x, y = data(7, 3, 4)[0], data(7, 2)[0]
     assert_same(fit_both(build, 2, {"optimizer": "adam", "loss": "mse"}, x, y, batch_size=4), 1e-12)
 
 
