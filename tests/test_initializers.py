@@ -76,7 +76,7 @@ def test_what_a_checkpoint_lacks_begins_with_it_and_nothing_is_computed_to_resum
     tower_train.train(dataclasses.replace(toy_workload.WORKLOAD, name="centred"), Config(max_steps=5, **options))
     before = jobs.variables(tmp_path / "run")
     for steps in (6, 7):
-        tower_train.train(workload, Config(max_steps=steps, eval_every_steps=1, **options))
+        tower_train.train(workload, Config(max_steps=steps, eval_at_end=steps == 7, **options))
     after, (features, _) = jobs.variables(tmp_path / "run"), element_workloads.arrays("train")
     np.testing.assert_array_equal(after["center"], features[:COUNT].mean(axis=0))
     np.testing.assert_array_equal(after["hidden/weights"], before["hidden/weights"])

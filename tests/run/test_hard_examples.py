@@ -121,8 +121,8 @@ def test_passes_hold_the_examples_whose_last_losses_were_the_greatest(whole):
     np.testing.assert_array_equal(passes, expected)
 
 
-def test_towers_and_parts_of_a_step_train_on_the_examples_of_one_tower(whole, tmp_path):
-    options = dict(num_gpus=3, accumulate_steps=2, variable_update="mirrored", augment_on="device")
+def test_towers_train_on_the_examples_of_one(whole, tmp_path):
+    options = dict(num_gpus=3, variable_update="mirrored", augment_on="device")
     numbers, weights = train(tmp_path / "run", STEPS, **options)
     np.testing.assert_array_equal(numbers, whole[0])
     np.testing.assert_allclose(weights, whole[1], rtol=0, atol=1e-12)
@@ -137,8 +137,9 @@ def test_workers_train_on_the_examples_of_one(whole, tmp_path):
 
 
 def test_a_resumed_run_is_a_whole_one(whole, tmp_path):
-    """Stopped at the step before a choice, and at the one after."""
-    starts = [train(tmp_path / "run", stop) for stop in (10, 14)] + [train(tmp_path / "run", STEPS, num_gpus=2)]
+    """Stopped at the step before a choice, and at the one after; by towers, and in parts of a step."""
+    starts = [(10, {}), (14, dict(num_gpus=2)), (STEPS, dict(accumulate_steps=2))]
+    starts = [train(tmp_path / "run", stop, **options) for stop, options in starts]
     np.testing.assert_array_equal(np.concatenate([numbers for numbers, _ in starts]), whole[0])
     np.testing.assert_allclose(starts[-1][1], whole[1], rtol=0, atol=1e-12)
 

@@ -53,7 +53,7 @@ def test_a_result_that_is_not_finite_is_unknown():
 
 
 def test_an_interrupted_command_goes_on_with_the_seed_that_it_was_at_as_its_line_says(tmp_path):
-    words = [*WORDS[1:], "--max_steps=1000000", "--seeds=3,11"]
+    words = [*WORDS[1:], "--max_steps=1000000", "--eval_every_steps=0", "--seeds=3,11"]
     with jobs.Program("tower_train", *words, f"--train_dir={tmp_path}/runs") as program:
         program.wait_until(lambda: (tmp_path / "runs/seed-3/metrics.jsonl").exists())
         program.process.send_signal(signal.SIGINT)
