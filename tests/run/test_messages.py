@@ -13,6 +13,7 @@ import jobs
 import pytest
 import toy_workload
 
+from tower_train import console, evaluate
 from tower_train.graph import transfer
 from tower_train.inference import evaluator
 from tower_train.run import messages, training
@@ -71,13 +72,13 @@ def test_a_run_closes_with_its_result_and_commands_that_work(cifar10_run):
     commands = dict(line.strip().split(":", 1) for line in closing[3:])
     assert shlex.split(commands["Curves"])[1:] == ["-m", "tower_train.curves", f"{directory}"]
     assert shlex.split(commands["or"])[1:] == ["-m", "tensorboard.main", f"--logdir={directory}"]
-    evaluate = jobs.printed_command(commands["Evaluate"], directory.parent)
-    assert evaluate.returncode == 0, evaluate.stderr
+    evaluated = jobs.printed_command(commands["Evaluate"], directory.parent)
+    assert evaluated.returncode == 0, evaluated.stderr
     # The last evaluation during training was of the same checkpoint.
     during = re.findall(r"^(?:step 24: |precision).*", process.stdout, re.MULTILINE)[-3:]
     assert re.fullmatch("step 24: 40 examples of CIFAR-10 test.*, moving averages", during[0])
-    assert evaluate.stdout.splitlines()[:3] == during
-    assert len(evaluate.stdout.splitlines()) == 4 + 2 + 10  # and the loss, and the confusion matrix
+    assert evaluated.stdout.splitlines()[:3] == during
+    assert len(evaluated.stdout.splitlines()) == 4 + 2 + 10  # and the loss, and the confusion matrix
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ def test_a_small_loss_has_digits_that_count(loss, text):
 
 def test_examples_per_sec_covers_the_steps_of_all_towers_since_the_last_line_and_no_evaluation(tmp_path, monkeypatch):
     """Of the first steps of a start too, also of a resumed one; by a clock that only steps and evaluations move."""
-    clock, evaluate = types.SimpleNamespace(seconds=1000.0), evaluator.Evaluator.evaluate
+    clock, whole = types.SimpleNamespace(seconds=1000.0), evaluator.Evaluator.evaluate
     monkeypatch.setattr(training, "time", types.SimpleNamespace(perf_counter=lambda: clock.seconds))
 
     secs, count = [], training.Training._count
@@ -110,7 +111,7 @@ def test_examples_per_sec_covers_the_steps_of_all_towers_since_the_last_line_and
 
     def slow(*args):
         clock.seconds += 1000
-        return evaluate(*args)
+        return whole(*args)
 
     monkeypatch.setattr(evaluator.Evaluator, "evaluate", slow)
     monkeypatch.setattr(training.Training, "_count", counted)
@@ -215,21 +216,25 @@ if __name__ == "__main__":
 """
 
 
-def test_the_printed_commands_work_after_a_program_too(tmp_path):
+def test_the_printed_commands_work_after_a_program_too(tmp_path, monkeypatch, command):
     (tmp_path / "program.py").write_text(PROGRAM)
     trained = jobs.command("program.py", cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
     assert jobs.read_json(tmp_path / "runs" / "a b", "run.json")["config"]["workload"] == "program:OWN"
     commands = dict(line.split(": ", 1) for line in trained.stdout.splitlines()[-3:-1])
-    evaluated = jobs.printed_command(commands["Evaluate"], tmp_path)
-    assert evaluated.returncode == 0 and "precision @ 1 = " in evaluated.stdout, evaluated.stderr
-    assert "GPU" not in (trained.stdout + evaluated.stdout).replace("(no GPU is used)", "")
+    _, *words = shlex.split(commands["Evaluate"])
+    assert words[:2] == ["-m", evaluate.__name__]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+    status, stdout, stderr = command(evaluate, *words[2:])
+    assert status == 0 and "precision @ 1 = " in stdout, stderr
+    assert "GPU" not in (trained.stdout + stdout).replace("(no GPU is used)", "")
 
 
-def test_stdout_that_takes_nothing_does_not_end_a_run(tmp_path, monkeypatch):
+def test_stdout_that_takes_nothing_does_not_end_a_run(monkeypatch):
     class Full(io.StringIO):
         def write(self, text):
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(sys, "stdout", Full())
-    assert jobs.train_small(tmp_path, max_steps=5).step == 5
+    console.say("a line of a run")
