@@ -48,7 +48,11 @@ def by_moments(x, training):
 
 def by_fused_operation(x, training):
     """As Keras 2 calls it, in float32; its moving variance is divided by n - 1."""
-    return tf.cast(tf_keras.layers.BatchNormalization(momentum=0.5)(tf.cast(x, tf.float32), training), tf.float64)
+    layer = tf_keras.layers.BatchNormalization(momentum=0.5)
+    outputs = layer(tf.cast(x, tf.float32), training)
+    for update in layer.updates:
+        v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, update)
+    return tf.cast(outputs, tf.float64)
 
 
 @pytest.mark.parametrize(("normalized", "tolerance"), [(by_moments, 1e-9), (by_fused_operation, 1e-5)])
