@@ -88,9 +88,9 @@ def test_the_exported_network_gives_the_bits_of_evaluation(run, paths, batch, ha
         assert np.stack([step[str(k)] for k in range(2)], axis=1).tobytes() == found.tobytes()
 
 
-def test_evaluations_and_predictions_are_compiled_if_asked_for(run, paths, command):
+def test_evaluations_and_predictions_are_compiled_if_asked_for(run, toy_run, paths, command):
     def evaluated(jit_compile):
-        options = EvaluateOptions(train_dir=str(run), batch_size=3, jit_compile=jit_compile)
+        options = EvaluateOptions(train_dir=str(toy_run), batch_size=3, jit_compile=jit_compile)
         [evaluation] = tower_train.evaluate_run(options)
         return evaluation
 
