@@ -70,6 +70,10 @@ def trainer_step(network, **options):
     if network == "resnet8":
         resnet = importlib.import_module("cifar10.resnet")
         workload = dataclasses.replace(workload, inference=functools.partial(resnet.inference, depth=8))
+    if network == "cifar10_94":  # two of its three blocks, which are alike
+        workload = dataclasses.replace(
+            workload, inference_for=functools.partial(workload.inference_for, widths=(64, 256))
+        )
     rng = np.random.default_rng(0)
     images, labels = rng.integers(0, 256, [64, *shape], np.uint8), rng.integers(0, 10, 64)
     examples = Examples.from_arrays("drawn", images, labels, [f"class {i}" for i in range(10)])

@@ -69,7 +69,7 @@ def test_of_a_gpu_the_kernels_count_and_not_their_launches_nor_waiting_for_anoth
 
 
 def test_a_step_of_the_trainer_has_all_parts(cifar10_dir, tmp_path, monkeypatch):
-    monkeypatch.setattr(breakdown, "_TOY_STEPS", 20)
+    monkeypatch.setattr(breakdown, "_TOY_STEPS", 5)
     options = dict(data_dir=str(cifar10_dir), dataset="cifar10", batch_size=8, seconds=0.1, device="cpu", towers=(2,))
     lines = breakdown.run(BenchmarkOptions(out=str(tmp_path), **options))
     assert lines[-2] == f"Written:  {tmp_path / 'breakdown.json'}, {tmp_path / 'trace-2.json'}"

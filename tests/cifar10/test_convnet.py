@@ -110,19 +110,6 @@ def test_every_algorithm_has_the_direct_convolutions_outputs_and_gradients(dtype
                 assert error < (2**-5 if rounded_often else most), algorithm
 
 
-@pytest.mark.parametrize("size", [7, 12])
-def test_a_size_may_be_one_of_several(size):
-    def convolve(x, w):
-        unknown = v1.placeholder_with_default(tf.transpose(x, [1, 2, 0, 3]), [None, None, None, 8])
-        y = tf.transpose(convolution(unknown, w, True, SPECTRA, sizes=(12, 7)), [2, 0, 1, 3])
-        return tf.ensure_shape(y, [None, size, size, 6])
-
-    tensors = draw(2, size, size, 8, 6, (3, 3))
-    expected = run(lambda x, w: tf.nn.conv2d(x, w, strides=1, padding="SAME"), *tensors)
-    for found, exact in zip(run(convolve, *tensors), expected, strict=True):
-        np.testing.assert_allclose(found, exact, rtol=0, atol=1e-12 * np.abs(exact).max())
-
-
 SEVERAL = 9, 7, 15
 
 

@@ -117,15 +117,14 @@ def test_it_stays_below_infinity_where_all_gradients_are_zero(monkeypatch):
 
 
 class TestRuns:
-    OPTIONS = jobs.EVERY_STEP | dict(dtype="float16")
+    OPTIONS = jobs.EVERY_STEP | dict(dtype="float16", summary_every_steps=0)
 
     def test_a_run_is_the_same_whether_or_not_it_is_resumed_and_skips_quietly(
         self, tmp_path, monkeypatch, soon, capsys
     ):
         monkeypatch.setattr(loss_scale, "FIRST", 2.0**22)
-        options = self.OPTIONS | dict(summary_every_steps=0)
         for name, steps in (("parts", 6), ("parts", 14), ("whole", 14)):
-            result = jobs.train_toy(tmp_path / name, max_steps=steps, **options)
+            result = jobs.train_toy(tmp_path / name, max_steps=steps, **self.OPTIONS)
         assert result.skipped_steps == 0
         jobs.assert_identical(jobs.variables(tmp_path / "parts", 14), jobs.variables(tmp_path / "whole", 14))
         metrics = jobs.metrics_but_times(tmp_path / "whole")

@@ -85,11 +85,12 @@ class TestTrainingStream:
     def examples(self, cifar10_dir):
         return cifar10.WORKLOAD.examples(DataRequest("train", "cifar10", str(cifar10_dir)))
 
-    def test_one_times_256_is_two_times_128_is_eight_times_32_is_the_rest_of_what_began_before(self, examples):
-        images, labels = steps(cifar10.WORKLOAD, examples, 2, 256, 1)
-        assert images.shape == (512, 24, 24, 3) and labels.shape == (512,)
-        for tower_batch, num_towers, start in [(128, 2, 0), (32, 8, 0), (32, 4, 256)]:
-            found_images, found_labels = steps(cifar10.WORKLOAD, examples, 2, tower_batch, num_towers, start=start)
+    def test_one_times_64_is_two_times_32_is_eight_times_8_is_the_rest_of_what_began_before(self, examples):
+        """Over the end of an epoch of 200."""
+        images, labels = steps(cifar10.WORKLOAD, examples, 4, 64, 1)
+        assert images.shape == (256, 24, 24, 3) and labels.shape == (256,)
+        for tower_batch, num_towers, start in [(32, 2, 0), (8, 8, 0), (8, 4, 128)]:
+            found_images, found_labels = steps(cifar10.WORKLOAD, examples, 4, tower_batch, num_towers, start=start)
             np.testing.assert_array_equal(found_labels, labels[start:])
             np.testing.assert_array_equal(found_images, images[start:])
 
