@@ -1,4 +1,4 @@
-"""layers.frozen and layers.gradient_until: what is not trained stays as it is, costs nothing, and is evaluated so.
+"""layers.frozen and layers.gradient_until: what is not trained stays as it is and costs nothing.
 layers.progressive_resize: images of the size of the epoch."""
 
 import numpy as np
@@ -9,7 +9,6 @@ import trainings
 
 import tower_train
 from tower_train import errors, layers
-from tower_train.config import Config
 from tower_train.graph import context
 from tower_train.workload import DataRequest
 
@@ -47,15 +46,6 @@ def test_frozen_variables_stay_and_have_no_slots_gradient_nor_decay():
     assert "ReluGrad" not in gradients
     [decay] = built.graph.get_collection(v1.GraphKeys.REGULARIZATION_LOSSES)
     assert decay.op.name.startswith("softmax_linear/")
-
-
-def test_evaluation_restores_frozen_variables_beside_moving_averages(tmp_path):
-    config = Config(
-        train_dir=str(tmp_path), max_steps=30, check_towers="never", device="cpu", summary_every_steps=0, **OPTIONS
-    )
-    tower_train.train(WORKLOAD, config)
-    [found] = tower_train.evaluate_run(tower_train.EvaluateOptions(train_dir=str(tmp_path)), WORKLOAD)
-    assert found.metrics["precision @ 1"].mean > 0.6
 
 
 @pytest.mark.parametrize("epochs_seen, is_early", [(1.99, True), (2.0, False)])
