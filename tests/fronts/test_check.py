@@ -219,7 +219,7 @@ def test_a_plain_model_in_another_thread_computes_as_always():
 
     def compute():
         policy = keras.config.dtype_policy().name
-        while not done.wait(0.05):
+        while not done.wait(0.01):
             outputs = plain(X)
             made = keras.layers.Dense(1)
             found.append(

@@ -99,78 +99,58 @@ def correlation(y, y_pred):
     return ops.mean(y * y_pred) / ops.sqrt(ops.mean(y**2) * ops.mean(y_pred**2))
 
 
-ISSUES = {  # {issue: (builds the model, the arguments of compile, those of fit)}
-    "tensorflow#41657, #36224: 65 examples by 16: the last batch has one": (
-        network,
-        settings,
-        lambda: data(x=numbers(65, 4), y=numbers(65, 3, seed=1)),
+def case(build=network, compiled=settings, fitted=data):
+    """(builds the model, the arguments of compile, those of fit)"""
+    return build, compiled, fitted
+
+
+ISSUES = {
+    "tensorflow#41657, #36224: 65 examples by 16: the last batch has one": case(
+        fitted=lambda: data(x=numbers(65, 4), y=numbers(65, 3, seed=1))
     ),
-    "tensorflow#45594: a batch with fewer examples than replicas": (
-        network,
-        settings,
-        lambda: dict(x=tf.data.Dataset.from_tensors((numbers(1, 4), numbers(1, 3)))),
+    "tensorflow#45594: a batch with fewer examples than replicas": case(
+        fitted=lambda: dict(x=tf.data.Dataset.from_tensors((numbers(1, 4), numbers(1, 3))))
     ),
-    "keras#17429: gradient_accumulation_steps=2": (network, use(settings, gradient_accumulation_steps=2), data),
-    "keras#20164: a train_step whose gradients replicas add, and do not average": (
-        own_step,
-        use(settings, None, SGD),
-        data,
+    "keras#17429: gradient_accumulation_steps=2": case(compiled=use(settings, gradient_accumulation_steps=2)),
+    "keras#20164: a train_step whose gradients replicas add, and do not average": case(
+        own_step, use(settings, loss=None, make=SGD)
     ),
-    "tensorflow#47344: a loss that compares the examples of a batch": (network, use(settings, loss=spread), data),
-    "tensorflow#33929: global_clipnorm=, by which each replica clips its part": (
-        network,
-        use(settings, make=SGD, global_clipnorm=0.1),
-        data,
+    "tensorflow#47344: a loss that compares the examples of a batch": case(compiled=use(settings, spread)),
+    "tensorflow#33929: global_clipnorm=, by which each replica clips its part": case(
+        compiled=use(settings, make=SGD, global_clipnorm=0.1)
     ),
-    "keras#18978: use_ema=True with ema_overwrite_frequency=3": (
-        network,
-        use(settings, use_ema=True, ema_overwrite_frequency=3),
-        data,
+    "keras#18978: use_ema=True with ema_overwrite_frequency=3": case(
+        compiled=use(settings, use_ema=True, ema_overwrite_frequency=3)
     ),
-    "tensorflow#39268: a metric of a whole batch, such as a correlation": (
-        network,
-        use(settings, metrics=[correlation]),
-        data,
+    "tensorflow#39268: a metric of a whole batch, such as a correlation": case(
+        compiled=use(settings, metrics=[correlation])
     ),
-    "keras#15593: ragged tensors": (
+    "keras#15593: ragged tensors": case(
         Ragged,
-        settings,
-        lambda: batched(tf.ragged.constant([list(range(1, 2 + i % 4)) for i in range(64)], dtype=tf.int32)),
+        fitted=lambda: batched(tf.ragged.constant([list(range(1, 2 + i % 4)) for i in range(64)], dtype=tf.int32)),
     ),
-    "sparse tensors": (
+    "sparse tensors": case(
         lambda: keras.Sequential([keras.Input([4], sparse=True), layers.Dense(3)]),
-        settings,
-        lambda: batched(tf.sparse.from_dense(np.maximum(numbers(64, 4), 0))),
+        fitted=lambda: batched(tf.sparse.from_dense(np.maximum(numbers(64, 4), 0))),
     ),
-    "a Python generator, half of whose batches get lost": (
-        network,
-        settings,
-        lambda: dict(x=((numbers(16, 4, seed=i), numbers(16, 3, seed=i)) for i in range(4))),
+    "a Python generator, half of whose batches get lost": case(
+        fitted=lambda: dict(x=((numbers(16, 4, seed=i), numbers(16, 3, seed=i)) for i in range(4)))
     ),
-    "reduction=mean_with_sample_weight": (
-        network,
-        lambda: settings(keras.losses.MeanSquaredError("mean_with_sample_weight")),
-        lambda: data(sample_weight=np.abs(numbers(64, seed=2))),
+    "reduction=mean_with_sample_weight": case(
+        compiled=lambda: settings(keras.losses.MeanSquaredError("mean_with_sample_weight")),
+        fitted=lambda: data(sample_weight=np.abs(numbers(64, seed=2))),
     ),
-    "keras.losses.Dice and Tversky, which compare all pixels of a batch": (
+    "keras.losses.Dice and Tversky, which compare all pixels of a batch": case(
         use(network, activation="sigmoid"),
         lambda: settings(keras.losses.Dice()),
         lambda: data(y=(numbers(64, 3, seed=1) > 0).astype(float)),
     ),
-    "dropout, of which replicas draw other numbers": (
-        lambda: network(lambda: layers.Dropout(0.5, seed=1)),
-        settings,
-        data,
+    "dropout, of which replicas draw other numbers": case(lambda: network(lambda: layers.Dropout(0.5, seed=1))),
+    "steps of sequences that are masked, whose number differs between replicas": case(
+        masked, fitted=lambda: data(x=words_of_any_length(), y=numbers(64, 5, 1))
     ),
-    "steps of sequences that are masked, whose number differs between replicas": (
-        masked,
-        settings,
-        lambda: data(x=words_of_any_length(), y=numbers(64, 5, 1)),
-    ),
-    "an embedding of positions, whose rows Adam gets once from each replica": (
-        lambda: keras.Sequential([keras.Input([4]), Positions(), layers.Dense(3)]),
-        use(settings, make=ADAM),
-        data,
+    "an embedding of positions, whose rows Adam gets once from each replica": case(
+        lambda: keras.Sequential([keras.Input([4]), Positions(), layers.Dense(3)]), use(settings, make=ADAM)
     ),
 }
 
@@ -183,7 +163,8 @@ def trained(build, compiled, fitted, wrap=lambda model: model):
         model(fitted()["x"][:1])
     wrapped = wrap(model)
     wrapped.compile(**arguments)
-    model.run_eagerly = wrapped is model  # in which a few steps take less time than to trace one
+    is_plain = wrapped is model and not tf.distribute.has_strategy()
+    model.run_eagerly = is_plain  # in which a few steps take less time than to trace one
     history = wrapped.fit(**fitted(), shuffle=False, verbose=0).history
     return [*model.get_weights(), *map(np.array, history.values() if arguments["metrics"] else ())]
 
@@ -215,7 +196,7 @@ def main(side=None):
     """Prints a row for each issue; of several workers, that of several machines."""
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
-    several = network, settings, data
+    several = case()
     if side:
         print(f"MultiWorkerMirroredStrategy {mirrored(tf.distribute.MultiWorkerMirroredStrategy(), several)}")
     elif "TF_CONFIG" in os.environ:

@@ -95,13 +95,6 @@ class Programs:
     def codebook_by_means():
         return sequential(layers.Dense(4), Codebook(ops.mean))
 
-    @program()
-    def fused_batch_normalisation_of_keras_2(x, training):
-        scale, offset = weight("scale", [4], x.dtype, v1.ones_initializer()), weight("offset", [4], x.dtype)
-        moving, images = [state(name, [4], x.dtype) for name in "mv"], tf.reshape(x, [-1, 1, 1, 4])
-        images, *_ = v1.nn.fused_batch_norm(images, scale, offset, *moving, exponential_avg_factor=None)
-        return plain(tf.reshape(images, [-1, 4]), training)
-
     @program("Use tower_train.layers.random_uniform or random_normal")
     def stateless_normal(x, training):
         return plain(x + tf.random.stateless_normal(x.shape, [1, 2], dtype=x.dtype), training)  # here
