@@ -29,8 +29,8 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     """Imports TensorFlow, but not into the process that only starts those of pytest-xdist and would let them wait."""
     if hasattr(config, "workerinput") or config.getoption("dist", "no") == "no":
-        # oneDNN has TensorFlow look through all kernels for each operation of a graph, a fifth of the time; forked
-        # processes do without this, as users' do.
+        # With oneDNN TensorFlow looks through all kernels for each operation of a graph: a fifth of the time. Forked
+        # processes have it, as users' have.
         os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
         import tensorflow  # noqa: F401
     else:

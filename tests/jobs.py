@@ -57,8 +57,8 @@ def flags(**options):
 
 
 def environment(*python_path):
-    """The environment of other processes, users' but for the path: they find this package, and what else python_path
-    names, in any directory."""
+    """The environment of other processes, which have oneDNN, as users' have: they find this package, and what else
+    python_path names, in any directory."""
     paths = [str(ROOT), *map(str, python_path), os.environ.get("PYTHONPATH")]
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "TF_ENABLE_ONEDNN_OPTS": "1"}
 

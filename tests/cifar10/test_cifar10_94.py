@@ -110,7 +110,7 @@ def test_it_begins_with_whitened_patches_which_stay_and_later_their_biases_and_f
 
 
 def test_images_are_small_at_first(examples, tmp_path, monkeypatch):
-    """Also for the algorithm that puts several side by side."""
+    """By the algorithm that puts several side by side."""
     monkeypatch.setattr(host, "CPUINFO", tmp_path / "cpuinfo")
     host.CPUINFO.write_text("flags : fpu amx_bf16\n")
     inference_for = functools.partial(NARROW.inference_for, sizes={0: 24, 2.5: 32})

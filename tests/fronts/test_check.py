@@ -190,6 +190,9 @@ def test_a_first_train_on_batch_compares_and_then_trains_on_its_batch(compared, 
     logits = X @ kernel + bias
     losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(16), Y]
     np.testing.assert_allclose(loss, (WEIGHTS * losses).sum() / 16, rtol=1e-6)
+    chances = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    of_logits = WEIGHTS[:, None] * (chances - np.eye(3)[Y]) / 16
+    np.testing.assert_allclose(model.get_weights()[0], kernel - 0.01 * X.T @ of_logits, atol=1e-7)
 
 
 def test_steps_of_an_optimizer_that_accumulates_gradients_are_compared():

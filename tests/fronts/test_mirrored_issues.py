@@ -23,8 +23,8 @@ layers, ops, optimizers = keras.layers, keras.ops, keras.optimizers
 use = functools.partial
 REPLICAS = ("/cpu:0", "/cpu:1")
 ADAM, SGD = use(optimizers.Adam, 0.01), use(optimizers.SGD, 0.1)
-WHOLE = dict(make=ADAM, epochs=2)  # of a program whose issue is about neither
-BRIEF = dict(make=SGD, epochs=1)  # the same for tests: in a third of the time
+WHOLE = dict(make=ADAM, epochs=2)  # of a program whose issue concerns neither optimizer nor epochs
+BRIEF = dict(make=SGD, epochs=1)  # in its place in tests, which take a third of the time so
 
 
 def data(**changed):

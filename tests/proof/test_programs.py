@@ -22,7 +22,8 @@ MEANS, PROGRAMS = "it goes over the examples of a batch", {}
 def program(refusal="", examples=POINTS, **options):
     """Notes a program and what its refusal says; its line there ends with `# here`.
 
-    One that is not refused trains with mirrored variables, which the check compares with one copy on the host.
+    One that is not refused trains with mirrored variables, which the check compares with one copy on the host, unless
+    its options say otherwise.
     """
 
     def note(function):

@@ -188,8 +188,8 @@ def test_when_towers_are_compared(monkeypatch):
     assert is_due("cifar10", num_gpus=2)  # the trainer's by its file, not its name
 
 
-def test_a_network_that_fails_is_said_to_be_not_compared_because_of_its_first_error():
-    """Of few examples or of float64; errors of other dtypes may be of those."""
+def test_a_comparison_that_fails_is_said_to_be_left_out_because_of_its_first_error():
+    """That of float64: in other dtypes it may fail because of these."""
 
     def compare(dtype):
         raise ValueError(f"Cannot reshape {dtype}.")

@@ -231,10 +231,13 @@ def test_the_printed_commands_work_after_a_program_too(tmp_path, monkeypatch, co
     assert "GPU" not in (trained.stdout + stdout).replace("(no GPU is used)", "")
 
 
-def test_stdout_that_takes_nothing_does_not_end_a_run(monkeypatch):
+def test_stdout_that_takes_nothing_raises_nothing(monkeypatch):
     class Full(io.StringIO):
         def write(self, text):
+            tried.append(text)
             raise OSError(28, "No space left on device")
 
+    tried = []
     monkeypatch.setattr(sys, "stdout", Full())
     console.say("a line of a run")
+    assert tried

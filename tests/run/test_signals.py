@@ -27,15 +27,18 @@ def test_a_signal_saves_the_step_under_way_and_the_run_goes_on_from_it(toy_run, 
 
 
 def test_a_signal_during_the_final_save_leaves_a_finished_run(tmp_path, monkeypatch):
-    save, before = checkpoint.Checkpoints.save, signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup may ignore it
+    save = checkpoint.Checkpoints.save
 
     def interrupted(*args):
         os.kill(os.getpid(), signal.SIGHUP)
         return save(*args)
 
     monkeypatch.setattr(checkpoint.Checkpoints, "save", interrupted)
-    result = jobs.train_small(tmp_path, max_steps=4, save_every_steps=0)
-    signal.signal(signal.SIGHUP, before)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup may ignore it
+    try:
+        result = jobs.train_small(tmp_path, max_steps=4, save_every_steps=0)
+    finally:
+        signal.signal(signal.SIGHUP, before)
     assert (result.step, result.stopped_by, result.reason.exit_status) == (4, "last step", 0)
     assert jobs.saved_steps(tmp_path) == [4]
 

@@ -124,7 +124,7 @@ def _rows_of_draw(
       one gets numbers of the tower's own.
     """
     for each in cuts if is_number else ():
-        if isinstance(each.batch, int) and each.batch == size != each.rows:
+        if isinstance(each.batch, int) and 0 < each.batch == size != each.rows:
             return size, tf.range(each.begin, each.begin + each.rows)
     is_static = isinstance(size, int)
     if is_static and joined and isinstance(joined[0], int) and joined[0] == size:  # of tensors == makes an op

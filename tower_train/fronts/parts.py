@@ -12,7 +12,7 @@ Size = int | tf.Tensor  # an integer if static
 
 
 class Cut(NamedTuple):
-    """A tower's rows of a tensor; a tower without examples has the last row."""
+    """A tower's rows of a tensor; a tower without examples has the last row, if there is any."""
 
     rows: Size  # their number
     begin: Size  # the first one's index in the batch
@@ -24,7 +24,7 @@ def cut(batch: Size, index: int, count: int) -> Cut:
     """Cuts a batch into consecutive parts whose sizes differ by one at most; returns one of them."""
     low, high = (min, max) if isinstance(batch, int) else (tf.minimum, tf.maximum)
     begin, end = (i * (batch // count) + low(i, batch % count) for i in (index, index + 1))
-    return Cut(high(end - begin, 1), low(begin, batch - 1), batch, end - begin)
+    return Cut(high(end - begin, 1), high(low(begin, batch - 1), 0), batch, end - begin)
 
 
 class Part(NamedTuple):
@@ -32,7 +32,7 @@ class Part(NamedTuple):
 
     data: Any  # structured as the batch
     cuts: tuple[Cut, ...]  # of its tensors; none of a tower by itself
-    share: tf.Tensor  # float scalar, the tower's share of the examples in the first tensor; equal ones of none
+    share: tf.Tensor  # float scalar, the tower's share of the examples in the first tensor; 1 / towers if it has none
 
 
 def split(data, first: int, here: int, count: int) -> list[Part]:

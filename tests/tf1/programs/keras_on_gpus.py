@@ -19,7 +19,7 @@ with tf.device("/cpu:0"):
     network = VGG19(weights=None, include_top=False, input_shape=(size, size, 3))
     features = Flatten()(network.get_layer("block2_pool").output)
     model = Model(network.input, Dense(num_classes, activation="softmax")(features))
-parallel_model = model if num_gpus == 1 else multi_gpu_model(model, gpus=num_gpus)
+parallel_model = multi_gpu_model(model, gpus=num_gpus)
 parallel_model.compile(loss="categorical_crossentropy", optimizer=sys.argv[2], metrics=["acc"])
 
 x = np.random.random((num_samples, size, size, 3))

@@ -54,9 +54,10 @@ def check_shares(step: Step) -> None:
     for first, *others in (part.cuts for part in step.whole.parts if step.whole.count > 1):
         for each in others:
             here, there = first.examples * each.batch, each.examples * first.batch
-            if isinstance(here, int) and isinstance(there, int) and here != there:
+            are_filled = first.batch > 0, each.batch > 0  # of nothing and something all products are 0
+            if all(isinstance(size, int) for size in (here, there)) and (here != there or len({*are_filled}) > 1):
                 raise errors.ConfigError(f"a batch of {first.batch} and {each.batch} rows {_OTHER_SHARES}")
-            fits.append(tf.equal(here, there))
+            fits.append(tf.logical_and(tf.equal(here, there), tf.equal(*are_filled)))
     if fits:
         tf.debugging.Assert(tf.reduce_all(tf.stack(fits)), [f"a batch of different numbers of rows {_OTHER_SHARES}"])
 

@@ -141,7 +141,7 @@ class TowerModel(keras.Model):
         now, then = compat.compiled(self.template), self._compiled
         if not self.template.compiled or then and all(map(operator.is_, now, then)):
             return
-        self._compiled, self.begun_with = now, None
+        self._compiled, self.begun_with, self._assigned = now, None, list
         if self.template.run_eagerly:
             raise errors.ConfigError(
                 "run_eagerly=True: the towers' step is a graph of several devices. Leave it out; to debug, fit the "
@@ -168,12 +168,13 @@ class TowerModel(keras.Model):
             self.rehearse(data, fit.predict, begins=False)
         return Step(self, data, ALONE).do(fit.predict)[0]
 
-    def rehearse(self, data, program: Program | None = None, begins: bool = True) -> tuple[list, list[keras.Variable]]:
+    def rehearse(self, data, program: Program | None = None, begins: bool = True) -> tuple[list, list]:
         """Makes all variables that a step on a batch needs, as step.rehearse, of the training's program unless it is
         another. If the step begins, all workers get the chief's."""
         optimizers, assigned = rehearse(self.template, program or self._train, data, self.towers)
         if begins:
-            self.begun_with, self._assigned = optimizers or None, lambda: assigned  # none of an evaluation
+            sent = [each for each in assigned if together.can_be_sent(each)]
+            self.begun_with, self._assigned = optimizers or None, lambda: sent  # none of an evaluation
             together.synchronize(self.exchange, self.trained_variables)
         return optimizers, assigned
 

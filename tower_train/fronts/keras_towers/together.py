@@ -34,7 +34,13 @@ def begin(workers: Exchange, model: keras.Model, towers: int) -> None:
         keras.utils.set_random_seed(seeds[0])
 
 
-def synchronize(workers: Exchange, variables: Sequence[keras.Variable]) -> None:
+def can_be_sent(variable: keras.Variable | tf.Variable) -> bool:
+    """Returns whether `synchronize` takes a variable: numbers of a known shape."""
+    dtype = tf.as_dtype(variable.dtype)
+    return (dtype.is_floating or dtype.is_integer) and tf.TensorShape(variable.shape).is_fully_defined()
+
+
+def synchronize(workers: Exchange, variables: Sequence[keras.Variable | tf.Variable]) -> None:
     """Gives variables the chief's values."""
     if workers.size == 1:
         return
@@ -99,6 +105,6 @@ class _Begin(keras.callbacks.Callback):
         self.model.exchange.begin_batches()
 
 
-def _described(variables: Sequence[keras.Variable]) -> str:
+def _described(variables: Sequence[keras.Variable | tf.Variable]) -> str:
     shapes = str([(tuple(variable.shape), variable.dtype, variable.trainable) for variable in variables])
     return f"{len(variables)} variables with the checksum {zlib.crc32(shapes.encode()):08x}"
