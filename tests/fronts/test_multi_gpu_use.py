@@ -137,17 +137,18 @@ class TestUse:
 
     def test_lines_tell_of_a_forgotten_softmax_and_that_building_the_towers_takes_long(self, monkeypatch, capsys):
         monkeypatch.setattr(step, "_LONG_SECS", 0)
-        inputs, activations = keras.Input([4]), {"logits": None, "chances": "softmax", "forgotten": None}
+        inputs, activations = keras.Input([4]), {"logits": None, "chances": "softmax", "forgotten": None, "too": None}
         model = keras.Model(inputs, [layers.Dense(3, last, name=name)(inputs) for name, last in activations.items()])
         parallel = tower_train.multi_gpu_model(model, gpus=2)
         x, y = data(8, 4)
         loss = "sparse_categorical_crossentropy"
-        parallel.compile("sgd", [CROSS_ENTROPY, loss, loss])
-        parallel.fit(x, [y] * 3, verbose=0, epochs=2)
+        parallel.compile("sgd", [CROSS_ENTROPY, loss, loss, loss])
+        parallel.fit(x, [y] * 4, verbose=0, epochs=2)
         told = capsys.readouterr().err
         assert told.count("traces the model in each of 2 towers, which takes more") == 1
-        assert told.count("its output forgotten ends without a softmax or sigmoid, but the loss takes") == 1
-        assert told.count("without a softmax") == 1
+        for name in ("forgotten", "too"):
+            assert told.count(f"its output {name} ends without a softmax or sigmoid, but the loss takes") == 1
+        assert told.count("without a softmax") == 2
 
     def test_attributes_are_those_of_the_template(self):
         inputs = {"left": keras.Input([4], name="left"), "right": keras.Input([3], name="right")}

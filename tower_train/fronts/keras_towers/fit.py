@@ -62,7 +62,7 @@ _BETWEEN = ("Cast", "Identity", "Reshape", "BiasAdd", "AddV2")
 
 
 def _tell_of_logits(model: keras.Model, y_pred) -> None:
-    """Says, once for a model, that a loss takes probabilities and the output for it is one of a linear layer: Keras
+    """Says, once for an output, that a loss takes probabilities and the output for it is one of a linear layer: Keras
     trains that without a word."""
     names, outputs = output_names(model, y_pred), keras.tree.flatten(y_pred)
     losses = model.loss if isinstance(model.loss, dict) else dict.fromkeys(names, model.loss)
@@ -80,5 +80,5 @@ def _tell_of_logits(model: keras.Model, y_pred) -> None:
                 model,
                 f"*** {model.name}: its output {name} ends without a softmax or sigmoid, but the loss takes "
                 "probabilities. Give the loss from_logits=True.",
-                kind="logits",
+                kind=f"logits of {name}",
             )
