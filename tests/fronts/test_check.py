@@ -171,12 +171,15 @@ def test_a_first_fit_compares_few_examples_if_it_takes_long_and_then_trains_as_i
     assert all((one == other).all() for one, other in zip(weights, expected, strict=True))
 
 
-def test_a_first_fit_of_towers_that_differ_names_the_layer(compared):
+def test_a_first_fit_of_towers_that_differ_names_the_layer_unless_it_compares_nothing(compared):
     line = Centered.call.__code__.co_firstlineno
     with pytest.raises(
         errors.GraphError, match=rf"begins at \S+/centered\S* \(Centered, test_check.py:{line}\).*\n.*never"
     ):
         parallel(keras.layers.Dense(4), Centered()).fit(X, Y, batch_size=8, verbose=0)
+    with pytest.raises(errors.GraphError, match=r"begins at \S+/centered.*\n.*never"):
+        parallel(Centered()).train_on_batch(X, Y)
+    parallel(Centered(), check_towers="never").fit(X, Y, batch_size=8, verbose=0)
     with pytest.raises(errors.GraphError, match=r"\(Adds, .*\): the loss that it adds, which is no mean over examples"):
         parallel(keras.layers.Dense(4), Adds(lambda x: [keras.ops.mean(x**2), keras.ops.sum(x**2)])).check(X, Y)
 

@@ -57,6 +57,10 @@ def empty_test(request):
 
 
 CASES = {
+    "a scalar metric": (
+        measured(lambda outputs, labels: {"off": tf.reduce_mean(outputs)}),
+        r"^workload toy: the metric 'off' is float32 \[\] for a batch of 16 examples. Let metrics return one number",
+    ),
     "a broadcast metric": (
         measured(lambda outputs, labels: {"off": outputs[:, :1] - tf.cast(labels, tf.float32)}),
         r"^workload toy: the metric 'off' is float32 \[16, 16\] for a batch of 16 examples. Let metrics return one",

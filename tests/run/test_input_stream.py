@@ -79,10 +79,13 @@ def test_evaluation_refuses_another_number_of_examples_than_claimed(tmp_path):
         jobs.train_small(tmp_path, workload=workload, max_steps=10, eval_every_steps=10)
 
 
-def test_a_number_that_is_known_is_compared_before_the_first_step(tmp_path):
-    workload = claiming(51, lambda request: element_workloads.ending(request).repeat())
-    with pytest.raises(errors.DataError, match="^test: gave endless examples, where there should be 51"):
-        jobs.train_small(tmp_path / "run", workload=workload, max_steps=10, eval_at_end=True)
+@pytest.mark.parametrize(
+    ("make", "given"),
+    [(element_workloads.in_order, "50 examples"), (lambda r: element_workloads.ending(r).repeat(), "endless examples")],
+)
+def test_a_number_that_is_known_is_compared_before_the_first_step(make, given, tmp_path):
+    with pytest.raises(errors.DataError, match=f"^test: gave {given}, where there should be 51"):
+        jobs.train_small(tmp_path / "run", workload=claiming(51, make), max_steps=10, eval_at_end=True)
     assert not list(tmp_path.iterdir())
 
 

@@ -44,6 +44,8 @@ def test_a_run_without_a_train_dir_gets_one_of_its_own(tmp_path, monkeypatch):
     result = train(toy_workload.WORKLOAD, Config(max_steps=2, **jobs.SMALL))
     assert re.fullmatch(r"runs/toy-\d{8}-\d{6}", result.train_dir)
     assert jobs.saved_steps(tmp_path / result.train_dir) == [2]
+    jobs.train_small(result.train_dir, max_steps=3)
+    assert jobs.saved_steps(tmp_path / result.train_dir) == [2, 3]
 
 
 def test_another_last_step_tells_the_jump_of_a_rate_that_ends_there(tmp_path, capsys):

@@ -26,6 +26,18 @@ def test_a_signal_saves_the_step_under_way_and_the_run_goes_on_from_it(toy_run, 
     assert [record for record in records if record["step"] != 13] == jobs.metrics_but_times(toy_run)
 
 
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_other_signals_save_the_step_under_way_too(number, status, tmp_path, capsys):
+    before = signal.signal(number, signal.SIG_DFL)  # nohup may ignore it
+    try:
+        result = jobs.train_small(tmp_path, {3: lambda: os.kill(os.getpid(), number)}, max_steps=6, save_every_steps=0)
+    finally:
+        signal.signal(number, before)
+    assert (result.step, result.stopped_by, result.reason.exit_status) == (3, number.name, status)
+    assert jobs.saved_steps(tmp_path) == [3] and jobs.read_json(tmp_path, "result.json")["stopped_by"] == number.name
+    assert f"Stopped by {number.name} at step 3 of 6" in capsys.readouterr().out
+
+
 def test_a_signal_during_the_final_save_leaves_a_finished_run(tmp_path, monkeypatch):
     save = checkpoint.Checkpoints.save
 
@@ -51,8 +63,9 @@ def test_a_signal_ends_the_last_evaluation_and_the_same_command_makes_up_for_it(
     assert "ckpt-5 was interrupted by SIGTERM.\nStopped by SIGTERM at step 5 of 5" in output
     assert "\nResume: " in output
     assert "evaluation" not in jobs.read_json(tmp_path, "result.json")
-    assert train("toy_workload", config).reason.exit_status == 0
-    assert jobs.read_json(tmp_path, "result.json")["evaluation"]["step"] == 5
+    for _ in range(2):
+        assert train("toy_workload", config).reason.exit_status == 0
+        assert jobs.read_json(tmp_path, "result.json")["evaluation"]["step"] == 5
     output = capsys.readouterr().out
     assert "nothing to do" in output and "\nResult:   precision @ 1 = " in output
 

@@ -29,6 +29,7 @@ def test_a_second_trainer_is_turned_away_and_touches_nothing(run):
         "another directory."
     )
     assert jobs.contents(run) == before
+    assert jobs.train_toy(run, max_steps=45).step == 45
 
 
 def test_a_look_at_the_lock_neither_keeps_it_nor_turns_a_trainer_away(tmp_path, monkeypatch):

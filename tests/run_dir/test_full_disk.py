@@ -66,7 +66,7 @@ def test_a_run_outlives_a_disk_that_takes_nothing_and_ends_as_if_it_always_had(t
     assert not list(run.glob("*tempstate*"))
 
 
-def test_where_the_last_save_fails_the_status_says_so_and_the_good_checkpoints_stay(size_limit, tmp_path):
+def test_where_the_last_save_fails_the_status_says_so_and_the_good_checkpoints_stay(size_limit, undisturbed, tmp_path):
     jobs.train_small(tmp_path, max_steps=20, **EVERY)
     before = {path: path.read_bytes() for path in tmp_path.glob("model.ckpt-*")}
     with pytest.raises(errors.SaveError, match=r"ended at step 40, but the checkpoint of step 40 could not be saved"):
@@ -76,6 +76,9 @@ def test_where_the_last_save_fails_the_status_says_so_and_the_good_checkpoints_s
     with pytest.raises(errors.RunError, match="run.json cannot be written .File too large"):
         jobs.train_small(tmp_path, max_steps=40, **EVERY)
     assert {path: path.read_bytes() for path in before} == before and not list(tmp_path.glob(".run.json.*"))
+    size_limit(None)
+    jobs.train_small(tmp_path, max_steps=40, **EVERY)
+    jobs.assert_identical(jobs.variables(tmp_path, 40), jobs.variables(undisturbed, 40))
 
 
 def test_a_run_that_could_never_save_names_no_checkpoint(size_limit, tmp_path, capsys):
